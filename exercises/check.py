@@ -6,12 +6,12 @@
     python exercises/check.py 02 --watch         # check again whenever you save, until it passes
     python exercises/check.py 02 --target gfx942 # check it as the instructions of an AMD GPU, without one
     python exercises/check.py hint 02            # show the next hint; `hint 02 1` shows the first one again
-    python exercises/check.py solution 02        # show what separates your file from the solution, once you passed
+    python exercises/check.py solution 02        # compare your file with the solution, once you've passed
     python exercises/check.py scoreboard         # your GB/s compared with recorded ones
     python exercises/check.py verify             # for maintainers: check stubs, hints, solutions and wrong answers
 
-Without a GPU the kernels run in Triton's interpreter, one program after another: the checker sees two programs that
-store different values in one place, but not every race.
+Without a GPU the kernels run in Triton's interpreter, one program after another. The checker notices if two programs
+store different values in one place, but it can't see every race.
 """
 
 import argparse
@@ -95,7 +95,7 @@ def show_list():
             word = "passed" if state.get("passed") else "started" if started else ""
             word += ", solution seen" if state.get("given_up") else ""
             print(f"{number}  {title(folder):50s} {word}".rstrip())
-    print("new to Triton? read exercises/PRIMER.md. Then read an exercise's README.md and run: check.py NN")
+    print("New to Triton? Start with exercises/PRIMER.md. Then read an exercise's README.md and run: check.py NN")
     return 0
 
 
@@ -196,7 +196,7 @@ def show_scoreboard():
             device = recorded.get("device", device)
             others = [cells(recorded.get(name)) for name in ("V3", "PyTorch")]
             rows.append((number, title(folder), cells(progress.get(number, {}).get("speed")), *others))
-    print("GB/s, and percent of the copy bandwidth of the same GPU")
+    print("GB/s, and the percentage of the same GPU's copy bandwidth")
     for number, name, *numbers in rows:
         print(f"{number:2s}  {name:42s}" + "".join(f"{text:>16s}" for text in numbers))
     print(f"version 3 and PyTorch: recorded in bfloat16 on one {device}. Yours: float32, when a check passes on a GPU")
@@ -216,7 +216,7 @@ def parse(argv):
     parser.add_argument("--watch", action="store_true", help="check again whenever the file is saved")
     on_amd = f"execute the instructions of an AMD GPU, without one: {', '.join(AMD_TARGETS)}"
     parser.add_argument("--target", choices=AMD_TARGETS, metavar="GPU", help=on_amd)
-    parser.add_argument("--give-up", action="store_true", help="show the solution of an exercise that is not passed")
+    parser.add_argument("--give-up", action="store_true", help="show the solution before you have passed")
     return parser.parse_intermixed_args(argv)
 
 

@@ -231,7 +231,7 @@ def check_speed(task, module, timer):
         rate, copy_rate = measure(module.run, inputs, outputs, DEVICE, timer)
     if rate < speed.floor * copy_rate:
         sentence = describe_speed([rate, copy_rate])
-        raise Wrong("slow", None, f"right but slow: {sentence}; at least {100 * speed.floor:.0f} % are required")
+        raise Wrong("slow", None, f"right but slow: {sentence}; you need at least {100 * speed.floor:.0f} %")
     return rate, copy_rate
 
 
@@ -250,7 +250,7 @@ def describe_pass(task, speed, note=None):
     if note:
         return f"{sentence}; {note}"
     if task.speed and not speed:
-        return f"{sentence}; its speed needs a GPU"
+        return f"{sentence}; run it on a GPU to see its speed"
     if not speed:
         return sentence
     recorded = recorded_speed(task.speed.operation)

@@ -39,9 +39,9 @@ class Watching(TorchDispatchMode):
         if not self.capturing:
             self.known.add(function)
         elif function is torch.ops.aten._local_scalar_dense.default:
-            raise RuntimeError("operation not permitted when stream is capturing: a value is asked for by the host")
+            raise RuntimeError("operation not permitted when stream is capturing: the host asks for a value")
         elif function not in self.known:
-            raise RuntimeError(f"{function} has not run before the capture: its library is not ready, warm up first")
+            raise RuntimeError(f"{function} has not run before the capture, so its library isn't ready: warm up first")
         return self.run(function, args, kwargs or {})
 
     def run(self, function, args, kwargs):

@@ -94,7 +94,8 @@ class Judge:
             place = self.place(name, bad[0])
             found = f"{len(bad)} of {got[name].numel()} elements are NaN or infinite, the first at {place}"
             cause = self.find_infinite_suspect(name, got)
-            cause = cause or "a load past the end of an input, a masked load without other, an overflow, or inf - inf"
+            places = "a load past the end of an input, a masked load without other, an overflow, or inf - inf"
+            cause = cause or f"look for {places}"
             raise Wrong("value", name, f"{name}: {found}: {cause}")
 
     def find_infinite_suspect(self, name, got):
@@ -131,7 +132,7 @@ class Judge:
     def describe_labels(self, name, got, exact):
         """Return which elements of a result of zeros and ones are wrong, by what they stand for."""
         faults = [
-            f"{label} gives {bool(mine)}, should be {bool(right)}"
+            f"{label} gives {bool(mine)}, but should give {bool(right)}"
             for label, mine, right in zip(self.task.labels[name], got.tolist(), exact.tolist(), strict=True)
             if mine != right
         ]

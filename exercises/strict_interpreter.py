@@ -150,7 +150,7 @@ class Watch(contextlib.ExitStack):
                 first = twice[0]
                 programs = {self.name_program((n - 1) // LANES) for n in (writers[first] or mine[first], mine[first])}
                 said = f"{' and '.join(sorted(programs))} stored it twice, with different values"
-                said += "; on a GPU either can remain: mask the store"
+                said += "; on a GPU either value can win: mask the store"
                 self.fault = "race", output.name, int(places[first]), said
             output.writers[places] = mine
             return result

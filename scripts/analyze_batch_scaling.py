@@ -3,9 +3,9 @@
 
 example: python analyze_batch_scaling.py --profile-dirs scaling_bs*
 
-Reads the traces that the training scripts write with --enable-pytorch-profiler, of each folder the newest one of whole
-steps. Times come from the marks of the steps (under the profiler, so somewhat long); batch size and peak memory from
-what the script wrote into the trace. A line through the times splits them into a fixed part and one per sequence.
+Reads the traces that the training scripts write with --enable-pytorch-profiler, and in each folder the newest trace of
+whole steps. Step times are a little long because the profiler slows the step down. Fits a line through them: a fixed
+part, and a part per sequence.
 """
 
 import statistics
@@ -47,7 +47,7 @@ def scaling(rows):
 def fit_line(name, unit, fixed, each):
     line = f"{name:<9}  {rounded(fixed)} {unit} + {rounded(each)} {unit} per sequence"
     part = "fixed part" if fixed < 0 else "part per sequence"
-    nonsense = f": a negative {part} makes no sense as a cost, these batches do not lie on a line"
+    nonsense = f": a cost can't be negative ({part}), so these batches don't lie on a line"
     return line + nonsense * (min(fixed, each) < 0)
 
 
@@ -57,7 +57,7 @@ def as_text(content):
     lines.append(fit_line("memory", "MiB", content["fixed_mib"], content["mib_per_sequence"]))
     lines.append(f"most samples per second at batch {content['best_batch_size']}")
     if content["on_cpu"]:
-        lines.append("without a GPU this is the memory of the whole process, its libraries included")
+        lines.append("no GPU here: this is the memory of the whole process, libraries included")
     if content["interpreted"]:
         lines.append(INTERPRETED)
     return "\n".join(lines)
@@ -72,7 +72,8 @@ def check_alike(profiles):
             found.append(f"version: {first['version']}, {other['version']}")
         if found:
             names = f"{profiles[0].path} and {profile.path}"
-            raise Failure(2, f"{names} are unlike ({'; '.join(found)}): give folders that differ in the batch alone")
+            way_out = "give folders that differ in nothing else"
+            raise Failure(2, f"{names} differ in more than the batch ({'; '.join(found)}): {way_out}")
     sizes = [profile.metadata["batch_size"] for profile in profiles]
     if len(set(sizes)) < max(2, len(sizes)):
         raise Failure(2, f"the batch sizes are {', '.join(map(str, sizes))}: give two or more that differ")

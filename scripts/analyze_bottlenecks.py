@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
-"""Rank the operators of a step by time, with their distance from the device's limits and the version that tackles them.
+"""Rank the operators of a step by time. Shows how far each is from the device's limits, and which version tackles it.
 
 example: python analyze_bottlenecks.py --profile-data pytorch_profiles/ --output-report bottlenecks_v1.md
 
-Reads a PyTorch trace. From the recorded shapes follow the bytes and FLOPs that each operator needs at least, and from
-the device's ceilings (a large matmul, a large copy) the shortest time for them. Tells also how the GPU spent each step,
-why it idled, and how fast the matmuls of each shape were. Writes the report (Markdown, or HTML if its name says so) and
-beside it
+Reads a PyTorch trace. The recorded shapes tell how many bytes and FLOPs each operator needs. The device's ceilings (the
+rates of a large matmul and a large copy) tell how fast it could be. The report also shows how the GPU spent each step,
+why it idled, and how fast the matmuls of each shape were. Writes it as Markdown, or as HTML if its name ends in .html,
+and beside it
 
     bottleneck_analysis/operator_timing.csv         a row per operator
-    bottleneck_analysis/optimization_targets.json   the groups, by the time that could be saved
+    bottleneck_analysis/optimization_targets.json   the groups, by the time that you could save
 """
 
 import json
@@ -41,7 +41,7 @@ ADDRESSED_BY = {
     "element-wise": "version 3 (RoPE and SwiGLU in one kernel each), version 2 with --enable-torch-compile",
     "optimizer": "version 3 (AdamW in one launch), version 4 (fused and compiled AdamW)",
     "copies": "version 2 (fewer pieces to join), version 3 (kernels that read the packed tensors in place)",
-    "communication": "a larger batch per GPU; analyze_communication.py tells how much of it computation hides",
+    "communication": "a larger batch per GPU; analyze_communication.py shows how much of it hides behind computation",
     "other": "version 3 (cross-entropy in one kernel), version 4 (torch.compile)",
 }
 

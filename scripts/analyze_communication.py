@@ -3,10 +3,12 @@
 
 example: python analyze_communication.py pytorch_profiles/
 
-A kernel of NCCL or RCCL communicates, and so does a copy to or from another GPU. It is hidden while any other kernel or
-copy runs on the same GPU, and exposed while none does (HolisticTraceAnalysis takes it for exposed beside a copy too).
-Per collective it prints the bandwidth, and which rank came last. Record the traces with --enable-pytorch-profiler under
-torchrun; of a folder the newest trace of each rank is read, whatever its name. One file may hold several ranks.
+Communication is a kernel of NCCL or RCCL, or a copy to or from another GPU. While another kernel or copy runs on the
+same GPU it's hidden, otherwise it's exposed. (HolisticTraceAnalysis also calls it exposed while only a copy runs.) For
+each collective the tool prints the bandwidth and which rank came last.
+
+Record the traces with --enable-pytorch-profiler under torchrun. In a folder, the newest trace of each rank is read,
+whatever its name. One file may hold several ranks.
 """
 
 import pathlib
@@ -91,7 +93,7 @@ def analyze(options):
     first, *others = found = [rank for file in files for rank in read_ranks(file, options.steps, options.gpu)]
     for profile in others:
         if unlike_in := differences(first, profile):
-            where = f"{first.path} and {profile.path} are unlike ({'; '.join(unlike_in)})"
+            where = f"{first.path} and {profile.path} differ ({'; '.join(unlike_in)})"
             raise Failure(2, f"{where}: give the ranks of one run")
     rows = [rank_row(profile) for profile in found]
     if len(files) < len(found):

@@ -3,13 +3,13 @@
 
 example: python analyze_gemm_operations.py --model-config tiny_llama_v1_config.yaml --batch-sizes 4,8
 
-Print for each its shape, FLOPs, bytes if every operand moves once, FLOP per byte, the rate on this device, its fraction
-of the fastest rate seen (of a large square GEMM, or of one of these), and what limits it: "compute" or "memory" (too
-few FLOP per byte). Slower than half of what both allow, it is "too small" where it has fewer tiles of 128 x 128 than
-the GPU has processors (multiprocessors or compute units), else "slow".
+For each GEMM it prints the shape, the FLOPs, the bytes if every operand moves once, FLOP per byte, the rate on this
+device, and the fraction of the fastest rate seen. The last column says what limits it: "compute", or "memory" (too few
+FLOP per byte). A GEMM that reaches less than half of what these two allow is "too small" if it has fewer 128 x 128
+tiles than the GPU has processors (multiprocessors or compute units), otherwise it's "slow".
 
-With --trace-file it reads the matmuls of any PyTorch trace instead: per shape their number, time, rate and its
-quartiles, and the fraction of the peak of their precision, those that lose most time first.
+With --trace-file it reads the matmuls of any PyTorch trace instead. For each shape it prints their number, time, rate
+with quartiles, and the fraction of the peak in their precision. The shapes that lose the most time come first.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ from common import counts
 from common.command_line import Failure, Parser, add_gpu, numbers, progress
 from common.gemms import NO_SHAPES, gemm_results, gemm_table
 from common.profiles import check_one_gpu, errors_of, read_profile
-from common.roofline import bound, ceilings_line, measure_ceilings, peak, shortest_s
+from common.roofline import bound, ceilings_line, measure_ceilings, peak, precision_here, shortest_s
 from common.tables import columns, emit, text_table
 from common.versions import load_version
 
@@ -130,7 +130,7 @@ def enough_memory(sizes):
         yield
     except RuntimeError as error:
         if "out of memory" in str(error) or "can't allocate memory" in str(error):
-            raise Failure(1, f"batch {sizes.B}, {sizes.T} tokens do not fit into memory: choose smaller ones") from None
+            raise Failure(1, f"batch {sizes.B}, {sizes.T} tokens don't fit into memory: choose fewer") from None
         raise
 
 
@@ -155,10 +155,12 @@ def analyze(options):
     import torch
 
     config = read_config(pathlib.Path(options.model_config))
-    precision = options.precision
     steps = {sizes_of(config, *size): [] for size in itertools.product(options.batch_sizes, options.sequence_lengths)}
     device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
     load_version(1).parse_options(["--device", device])  # it says what is wrong with it
+    precision = precision_here(options.precision, device)
+    if precision != options.precision:
+        progress(f"TF32 has no effect here: the matmuls are measured in {precision}")
     roofs = measure_ceilings(device, precision)  # allows TF32 where it is asked for
     for sizes, timed in steps.items():
         progress(f"batch {sizes.B}, {sizes.T} tokens ...")
@@ -176,9 +178,9 @@ def analyze(options):
 def main(argv=None):
     parser = Parser("analyze_gemm_operations.py", __doc__)
     add = parser.add_argument
-    add("--trace-file", metavar="FILE", help="PyTorch trace, or a folder with one, whose matmuls are read")
-    add("--peak", type=peak, metavar="TFLOPS,TB/S", help="of the GPU of the trace (its data sheet's)")
-    add("--model-config", metavar="YAML", help="sizes, as tiny_llama_v1_config.yaml")
+    add("--trace-file", metavar="FILE", help="read the matmuls of this PyTorch trace, or of the one in this folder")
+    add("--peak", type=peak, metavar="TFLOPS,TB/S", help="peaks of the trace's GPU (default: its data sheet's)")
+    add("--model-config", metavar="YAML", help="sizes, as in tiny_llama_v1_config.yaml")
     add("--batch-sizes", type=numbers, default=[8], metavar="B,..", help="(8)")
     add("--sequence-lengths", type=numbers, default=[128], metavar="T,..", help="(128)")
     add("--precision", choices=counts.ELEMENT_BYTES, default="float32", help="(%(default)s)")

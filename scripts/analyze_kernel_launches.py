@@ -3,9 +3,9 @@
 
 example: python analyze_kernel_launches.py --trace-file results.csv --steps 30
 
-Reads kernel traces of rocprofv3 and rocprof (CSV or database), Nsight Systems and PyTorch. Between the first and the
-last launch the GPU is busy while any kernel or copy runs on any queue, and idle otherwise. Every gap inside a step
-counts, whatever its length. Of a PyTorch trace it says why the GPU idled, and what the host did in the longest gaps.
+Reads kernel traces of rocprofv3 and rocprof (CSV or database), Nsight Systems and PyTorch. The GPU is busy while a
+kernel or copy runs on any queue, and idle otherwise. Every gap inside a step counts, however short. If the trace has
+the host's calls too, as PyTorch's has, the tool says why the GPU idled and what the CPU did in the longest gaps.
 """
 
 import sys

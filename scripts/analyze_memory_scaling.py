@@ -3,9 +3,9 @@
 
 example: python analyze_memory_scaling.py --versions 1,2 --seq-lengths 128,256,512,1024 --batch-size 4
 
-Every point is a training run of its own. From three lengths on, a parabola a + b T + c T² through the peaks tells the
-part that grows with the square, which is the T x T scores of attention where they are saved; options that are not
-listed go to all training scripts.
+Every point is a training run of its own. With three lengths or more, the tool fits a + b T + c T² to the peaks. The
+part with T² is attention's T x T scores, if a version saves them. Options that aren't listed here go to all training
+scripts.
 """
 
 import contextlib
@@ -68,7 +68,7 @@ def as_text(content):
     header = ["peak MiB at", *(f"{length} tokens" for length in content["lengths"]), "% of growth with T²", "growth"]
     lines = [f"{content['device']}; {' '.join(content['options'])}", text_table(header, rows)]
     if content["on_cpu"]:
-        lines.append("without a GPU this is the memory of the whole process, its libraries included")
+        lines.append("no GPU here: this is the memory of the whole process, libraries included")
     return "\n".join(lines)
 
 

@@ -4,15 +4,16 @@
     python scripts/benchmark_suite.py --presets small,medium --precisions float32,tf32,bfloat16 --nproc 1,2
     python scripts/benchmark_suite.py --results runs/h200 --append --time-limit 500    # what fits; again: the rest
 
-A model is v1 to v4, or a peer where its packages are installed: hf (Hugging Face's Llama) or liger (the same with
-Liger's kernels). +compile, +nodet and +fsdp switch torch.compile, determinism and FSDP2; +packed is hf's: packed
-projections, and 16-bit weights with float32 masters. hf+compile:bfloat16:fp8 runs in these precisions alone. Options
-that are not listed go to all scripts. The precision fp8 is version 3's and Hugging Face's (with torchao).
+A model is v1 to v4, or another library's if its packages are installed: hf (Hugging Face's Llama) or liger (the same
+with Liger's kernels). Add +compile for torch.compile, +nodet for no determinism, +fsdp for FSDP2. With +packed, hf gets
+packed projections, and 16-bit weights with float32 masters. A model such as hf+compile:bfloat16:fp8 runs in these
+precisions only. fp8 exists for version 3 and Hugging Face (with torchao). Options that aren't listed here go to all
+scripts.
 
-Every case runs in a process of its own, or with --nproc under torchrun with the same batch per process. A repeat is a
-round over all cases, so that drift hits all alike. FOLDER/suite.json is written after every process. A case that
-fails, or that this machine cannot run, is reported and skipped. --append may go on with the same scripts on another
-machine of the same kind; a round is always of one machine.
+Every case runs in a process of its own; with --nproc under torchrun, with the same batch per process. A repeat is a
+round over all cases, so if the machine slows down, all cases slow down. FOLDER/suite.json is saved after every process.
+A case that fails, or that this machine can't run, is reported and skipped. With --append you may go on with the same
+scripts on another machine of the same kind; a round always stays on one machine.
 
 Exit status: 0; 1 if all cases of a model failed or --time-limit left some out; 2 for a bad option; 130 if interrupted.
 """
@@ -76,7 +77,7 @@ def add_options(parser):
     add = parser.add_argument_group("how").add_argument
     add("--repeats", type=positive, default=3, help="processes of each case (%(default)s)")
     add("--num-steps", type=positive, help="measured steps of a process (50; 20 for medium)")
-    add("--time-limit", type=positive, help="seconds after which all ends; --append does the rest")
+    add("--time-limit", type=positive, help="end after this many seconds; --append does the rest")
     add("--compile-first", type=positive, metavar="N", help="fill the compilers' caches first, N cases at a time")
     add("--spread", action="store_true", help="measure each preset on a GPU of its own, at the same time")
     add("--results", type=pathlib.Path, metavar="FOLDER", help="(benchmark_results/DATE_TIME)")
@@ -90,7 +91,7 @@ def parse_arguments(argv):
     arguments, rest = parser.parse_known_args(argv)
     for word in rest:
         if instead := NAMED.get(word.split("=")[0]):
-            parser.error(f"{word} would run another case than the tables name: use {instead}")
+            parser.error(f"{word} would run a case other than the one that the tables name: use {instead}")
     arguments.options = shlex.join(rest)
     cpu = on_cpu(rest)
     if cpu and not (arguments.presets or rest):
@@ -101,17 +102,17 @@ def parse_arguments(argv):
     arguments.presets = arguments.presets or ["tiny" if cpu else "small"]
     arguments.results = arguments.results or pathlib.Path(f"benchmark_results/{datetime.datetime.now():%Y%m%d_%H%M%S}")
     if (arguments.results / "suite.json").exists() and not arguments.append:
-        parser.error(f"{arguments.results} holds results already: add --append, or choose another --results folder")
+        parser.error(f"{arguments.results} already has results: add --append, or choose another --results folder")
     if arguments.spread and (max(arguments.nproc) > 1 or len(arguments.presets) > len(visible_gpus())):
         parser.error(f"--spread needs a GPU for each of {len(arguments.presets)} presets, and --nproc 1")
     models = (model.split(":") for model in arguments.models)
     arguments.models = {model: precisions or precisions_of(model) for model, *precisions in models}
     for model, precisions in arguments.models.items():
         if wrong := set(precisions) - set(PRECISIONS):
-            parser.error(f"--models: {wrong.pop()} is none of {', '.join(PRECISIONS)}")
+            parser.error(f"--models: {wrong.pop()} isn't one of {', '.join(PRECISIONS)}")
         name, *modifiers = model.split("+")
         if name not in SCRIPT_OF or set(modifiers) - set(MODIFIERS):
-            parser.error(f"--models: {model} is none of {', '.join(SCRIPT_OF)}, with +{', +'.join(MODIFIERS)}")
+            parser.error(f"--models: {model} isn't one of {', '.join(SCRIPT_OF)}, with +{', +'.join(MODIFIERS)}")
         if not is_peer(model):  # let the version's parser refuse an option that it does not know
             load_version(int(model[1])).parse_options(rest)
     return arguments

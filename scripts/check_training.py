@@ -3,12 +3,12 @@
     python check_training.py -- train.py --its --options
     torchrun --nproc-per-node 2 check_training.py -- train.py --its --options
 
-The script runs unchanged and computes the same numbers. Hooks of PyTorch watch its modules, gradients and optimizers.
-After eight optimizer steps the script is ended, its last batch is run again to see which parameters the output depends
-on, and a report is printed. Exit status: 0 sound, 1 findings, 2 bad input or not observable.
+The script runs unchanged and computes the same numbers. PyTorch's hooks watch its modules, gradients and optimizers.
+After eight optimizer steps the check stops the script, reruns its last batch to see which parameters the output depends
+on, and prints a report. Exit status: 0 sound, 1 findings, 2 bad input or not observable.
 
-This file needs PyTorch alone: copy it anywhere. Part 1 watches, part 2 judges, part 3 prints. A report, and who decides
-each line of it:
+This file needs only PyTorch, so you can copy it anywhere. Part 1 watches, part 2 judges, part 3 prints. This is a
+report, with the code that decides each line:
 
     check_training: train.py, 8 steps                           Watch.count: steps of one optimizer
 
@@ -968,16 +968,16 @@ FATES = {  # fate: its line in the report; a fate without a line is sound
     "no_gradient": "NO GRADIENT although the output depends on them",
     "zero_gradient": "a gradient of zeros although the output depends on them",
     "cleared": "a gradient in backward, and none at the optimizer's step",
-    "replaced": "a gradient, and the optimizer holds other tensors of their shapes",
-    "no_optimizer": "a gradient, and no optimizer",
-    "stray": "no gradient, in an optimizer and in no module",
+    "replaced": "a gradient, but the optimizer holds other tensors with their shapes",
+    "no_optimizer": "a gradient, but no optimizer",
+    "stray": "no gradient, and in an optimizer but in no module",
     "zero_bias": "a gradient of zeros, which may be right for a bias",
     "unused": "unused: no gradient, and the output does not depend on them",
     "not_reached": "no gradient reached the output of their module, which is unused or detached",
     "not_run": "unused: no gradient, and no module with them runs",
     "idle": "no gradient and no optimizer",
     "waiting": "in an optimizer that has not stepped yet",
-    "updated_elsewhere": "a gradient, and no optimizer: something else changes them",
+    "updated_elsewhere": "a gradient, but no optimizer: something else changes them",
 }
 HARMLESS = {"zero_bias", "unused", "not_reached", "not_run", "idle", "waiting", "updated_elsewhere"}  # warnings
 
@@ -1410,7 +1410,7 @@ class Finding:
         return NEXT.get(self.kind, "")
 
 
-BUILD_AFTER = "the optimizer was built before the model was copied, replaced or tied: build it after"
+BUILD_AFTER = "the optimizer was built before the model was copied, replaced or tied: build it afterwards"
 NEXT = {  # kind of a finding: what to do
     "no_gradient": "at that place, look for detach, .data, .item(), numpy, no_grad, or a kernel without a backward",
     "zero_gradient": "look for a mask, a backward that returns zeros, or float16 without a gradient scaler",
@@ -1426,10 +1426,10 @@ NEXT = {  # kind of a finding: what to do
     "waiting": "watch more steps (--steps) if this optimizer steps later",
     "updated_elsewhere": "nothing, if you update them by hand",
     "nothing_to_train": "look for requires_grad_(False) or requires_grad = False after the optimizer was built",
-    "frozen_held": "nothing, if they are to stay frozen; else requires_grad_(True)",
+    "frozen_held": "nothing, if they should stay frozen; otherwise call requires_grad_(True)",
     "zero_frozen": "requires_grad_(True), if they are adapters such as lora_B",
-    "frozen_between": "train them with requires_grad_(True), unless this layer is to stay frozen",
-    "copied_tie": "assign the Parameter itself, head.weight = embedding.weight, and build the optimizer after it",
+    "frozen_between": "train them with requires_grad_(True), unless this layer should stay frozen",
+    "copied_tie": "assign the Parameter itself, head.weight = embedding.weight, and build the optimizer afterwards",
     "empty_steps": "call backward on the loss of each new batch",
     "repeated": "look for a stored gradient, or for a loss of the same batch and the same weights",
     "never_cleared": "call optimizer.zero_grad() once per step",
@@ -1439,14 +1439,14 @@ NEXT = {  # kind of a finding: what to do
     "unchanged": "look at the learning rate, its schedule, and the scale of the loss",
     "put_back": "after the optimizer's step, look for load_state_dict, copy_ or an assignment to .data",
     "eval_mode": "call model.train() before the training loop and after each evaluation",
-    "same_input": "draw the batch inside the loop, if training is meant",
+    "same_input": "draw a new batch inside the loop, if this is meant to train",
     "loss_not_finite": "lower the learning rate, and look for a logarithm or a division by 0",
     "loss_constant": "look for a loss that does not use the model's output",
     "wrong_slope": "look for detach, .data or a wrong backward in what uses them, and compare with plain PyTorch",
     "lost_rows": "look for detach or .data on this part of the output, such as k of a packed q, k, v",
     "causal": "look at the attention mask, at shifts and at norms over positions",
     "impossible": "look for work that the step leaves out",
-    "fast_backward": "count the parameters with a gradient, and measure forward and backward by themselves",
+    "fast_backward": "count the parameters with a gradient, and measure forward and backward separately",
     "apart": "call the DistributedDataParallel module itself",
     "graph": "switch graphs off for the check",
 }
@@ -1505,7 +1505,7 @@ def gradient_findings(facts):
     if len(repeated) > 0.9 * len(moving):
         found += findings_on(facts, "repeated", "the same gradient in every step, bit for bit", repeated)
     found += findings_on(facts, "never_cleared", "gradients add up over the steps, zero_grad() is missing", kept)
-    text = "each step has the gradient of its last backward only, those before it were cleared"
+    text = "each step has only its last backward's gradient, because earlier ones were cleared"
     return found + findings_on(facts, "overwritten", text, overwritten(facts), warning=True)
 
 
@@ -1565,7 +1565,7 @@ def change_findings(facts):
     details = [f"learning rates: {', '.join(f'{rate:g}' for rate in rates)}"]
     if any(record.param.element_size() == 2 for record in unmoved):
         details.append("16 bits round a small update away: keep float32 weights for the optimizer")
-    return found + findings_on(facts, "unchanged", "a gradient, and no step changes them", unmoved, *details)
+    return found + findings_on(facts, "unchanged", "a gradient, but no step changes them", unmoved, *details)
 
 
 def mistakes_in_the_model(facts):
@@ -1573,7 +1573,7 @@ def mistakes_in_the_model(facts):
     text = "frozen, while the same tensor of an earlier layer trains"
     found = findings_on(facts, "frozen_between", text, frozen_between(facts), warning=True)
     for pair in copied_ties(facts):
-        text = "began equal and train apart, perhaps a copy in place of a tie"
+        text = "equal at first, then trained apart: perhaps a copy instead of a tie"
         found += findings_on(facts, "copied_tie", text, pair, warning=True)
     asleep = in_evaluation_mode(facts.watch)
     if asleep:
@@ -1649,7 +1649,7 @@ def run_findings(watch):
     elif len(losses) > 2 and len(set(losses)) == 1:
         found.append(Finding("loss_constant", f"the loss is {losses[0]:.6g} in every step"))
     if watch.hidden.captured:
-        found.append(Finding("graph", "a GPU graph was captured, and what it replays was not seen", warning=True))
+        found.append(Finding("graph", "a GPU graph was captured, and its replays can't be watched", warning=True))
     return found
 
 
@@ -1808,12 +1808,12 @@ def slope_findings(facts, rows):
         rows["slopes"] += f", within {max(agree):.2g}"
     if len(known) < len(compared.errors):
         number = len(compared.errors) - len(known)
-        rows["slopes"] += f"; {number} without a verdict, their differences do not agree"
+        rows["slopes"] += f"; {number} without a verdict, because their differences don't agree"
     reasons = [f"{number} ({reason})" for reason, number in compared.reasons.items() if number]
     if reasons:
         rows["slopes"] += f"; not compared: {', '.join(reasons)}"
     worst = max((known[record] for record in wrong), default=0)
-    text = f"the gradient is not the slope of the output (error up to {worst:.2g}), unless a detach is meant"
+    text = f"the gradient is not the slope of the output (error up to {worst:.2g}), unless you meant to detach it"
     found = findings_on(facts, "wrong_slope", text, wrong, warning=True)
     blocks = [f"{record.name}: {first} to {last}" for record, (first, last) in compared.rows.items()]
     text = "rows of a packed weight have no gradient, although the output depends on them"
@@ -2128,7 +2128,7 @@ def speed_findings(facts, peak, rows):
     seconds = statistics.mean(sum(step.seconds.values()) for step in timed)  # as the work is a mean over the steps
     rows["work"] = f"at least {work.flops / 1e9:.4g} GFLOP, so {work.flops / seconds / 1e9:.4g} GFLOP/s"
     if peak is None:
-        rows["floor"] = "not checked: this device's peak is not known (--peak gives one)"
+        rows["floor"] = "not checked: this device's peak is not known (give one with --peak)"
         return found
     least, arithmetic = floor(work, peak)
     rows["floor"] = f"{1e3 * least:.4g} ms: {arithmetic}"
@@ -2196,7 +2196,7 @@ def apart_findings(weights):
         values = [others.get(name) for others in weights]
         if None not in values and len({start for start, _ in values}) == 1 and len(set(values)) > 1:
             apart.append(name)
-    text = f"equal in all processes at the start, and no longer: {len(apart)} tensors"
+    text = f"equal in all processes at the start, but no longer: {len(apart)} tensors"
     details = [folded(apart), "their gradients are not averaged, as if DDP's .module were called"]
     return [Finding("apart", text, apart, details)] if apart else []
 
@@ -2370,12 +2370,12 @@ def script_of(command):
         return command[1:], functools.partial(runpy.run_module, alter_sys=True)
     if re.fullmatch(r"python[\d.]*|torchrun|accelerate|bash|sh|srun|mpirun", os.path.basename(name)):
         raise BadInput(
-            f"{name} is a program: name the Python script itself, and put a launcher before check_training.py"
+            f"{name} is a program: name the Python script itself, and put launchers before check_training.py"
         )
     if not os.path.isfile(name):
         raise BadInput(f"{name} does not exist")
     if not name.endswith(".py"):
-        raise BadInput(f"{name} is no Python script: its name must end with .py")
+        raise BadInput(f"{name} isn't a Python script: its name must end with .py")
     return command, runpy.run_path
 
 
@@ -2465,7 +2465,7 @@ def parse(argv):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=8, help="optimizer steps to watch (default: 8)")
     parser.add_argument("--go-on", action="store_true", help="let the script run to its end, and watch all steps")
-    parser.add_argument("--json", metavar="FILE", help="write the report to this file, too")
+    parser.add_argument("--json", metavar="FILE", help="write the report to this file too")
     parser.add_argument(
         "--peak", metavar="TFLOPS,TB/S", help="this device's peak at the narrowest dtype, and bandwidth"
     )
@@ -2478,8 +2478,8 @@ def parse(argv):
         default=[],
         help=f"count these warnings as findings; without a name, all of {', '.join(STRICT)}",
     )
-    parser.add_argument("--no-slopes", action="store_true", help=f"do not compare slopes, up to {SLOPE_SECONDS} s")
-    parser.add_argument("--causal", action="store_true", help="ask whether the last token changes earlier outputs")
+    parser.add_argument("--no-slopes", action="store_true", help=f"don't compare slopes; saves up to {SLOPE_SECONDS} s")
+    parser.add_argument("--causal", action="store_true", help="check that the last token changes no earlier output")
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="-- SCRIPT [ARGUMENTS]", help="or: -- -m MODULE")
     options, unknown = parser.parse_known_args(argv)
     if unknown:
@@ -2501,7 +2501,7 @@ def parse(argv):
     if options.json and os.path.isfile(options.json):
         files = [word for word in options.command if os.path.isfile(word)]
         if any(os.path.samefile(file, options.json) for file in files):
-            parser.error(f"--json {options.json} is a file of the command: choose another name")
+            parser.error(f"--json {options.json} is a file that the command uses: choose another name")
     return options
 
 

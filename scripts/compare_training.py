@@ -1,19 +1,19 @@
 #!/usr/bin/env python3
-"""Compare two training scripts, before and after an optimization: the same computation, and how much faster?
+"""Compare two training scripts, before and after an optimization: do they compute the same, and how much faster is one?
 
     python compare_training.py -- train.py --batch-size 8 --versus train_packed.py --batch-size 8
     python compare_training.py -- train.py --versus train.py --compile
 
-Both scripts run unchanged, each in a process of its own, with old's weights. In this order:
+Both scripts run unchanged, each in a process of its own, with old's weights. The tool compares, in this order:
 
-1. The data that each script hands its own model are compared.
-2. If they are equal: losses, gradients and updates of the first steps, per parameter. The bounds come from two more
-   runs of old: the same again, and with weights nudged by one rounding.
-3. If they are not: the models are compared on old's data, under one fixed gradient of their outputs.
-4. If 1 and 2 agree: the speed of their own loops, in rounds in turns, with old under two names.
+1. The data that each script hands its model.
+2. If the data agree: losses, gradients and updates of the first steps, for each parameter. How much they may differ
+   comes from two more runs of old: the same again, and with weights nudged by one rounding.
+3. If the data differ: the two models on old's data, with one fixed gradient at their outputs.
+4. If 1 and 2 agree: the speed of the two loops. They take turns, and old runs a second time to show the noise.
 
-The verdict stands first: faster, slower or no difference shown; same model, data or loss not compared; not the same
-computation; not comparable. One model, one process per script, and a torch.optim optimizer that steps.
+The verdict comes first: faster, slower or no difference shown; same model, data or loss not compared; not the same
+computation; not comparable. Each script needs one model, one process and a torch.optim optimizer that steps.
 
 Exit status: 0 the same computation, whatever the speed; 1 not the same, or other data; 2 not comparable, or bad input.
 """
@@ -116,7 +116,7 @@ class Comparison:
             difference = judge.step(number, {OLD: old, NEW: control, CONTROL: old, NUDGED: nudge})
             if difference:
                 text = difference.text.replace("in old", "in its first run").replace("in new", "in its second")
-                raise Verdict(NOT_COMPARABLE, f"old does not repeat itself, set all its seeds: {text}")
+                raise Verdict(NOT_COMPARABLE, f"old doesn't repeat itself; set all its seeds: {text}")
 
     # ------------------------------------------------------------ on old's data
     def replayed(self, evaluate):
@@ -133,10 +133,10 @@ class Comparison:
 
     def prove_names(self, difference):
         """Find the order of the packed parts that were guessed; raise the Verdict if none gives old's outputs."""
-        progress("the names were guessed, and the outputs differ: trying other orders of the packed parts")
+        progress("the outputs differ, but the names were only guessed: trying other orders of the packed parts")
         pairs, _ = self.replayed(evaluate=True)
         if pairs is None:
-            guess = f"{self.session.guesses[0]} is a guess, and no order of such parts gives old's outputs"
+            guess = f"{self.session.guesses[0]} is a guess, and no order of these parts gives old's outputs"
             raise Verdict(NOT_COMPARABLE, f"{guess}: pair the names with --fuse or --map; {difference.text}")
         self.session.pairs = pairs
 
@@ -160,7 +160,7 @@ class Comparison:
         progress("both draw random numbers: running both models in evaluation mode")
         _, found = self.replayed(evaluate=True)
         if found is None or found.kind == "shapes":
-            reason = "both models draw random numbers, and not the same ones"
+            reason = "both models draw random numbers, but different ones"
             if found is None:
                 reason += "; in evaluation mode they agree"
             raise Verdict(NOT_COMPARABLE, f"{reason}: compare with dropout set to 0")
@@ -278,18 +278,18 @@ def check_result(option, file, words):
     if not os.path.isdir(os.path.dirname(os.path.abspath(file))):
         raise Failure(2, f"{option} {file}: its folder does not exist")
     if os.path.isfile(file) and any(os.path.isfile(word) and os.path.samefile(word, file) for word in words):
-        raise Failure(2, f"{option} {file} is a file of the command: choose another name")
+        raise Failure(2, f"{option} {file} is a file that the command uses: choose another name")
 
 
 def rule(text):
     """Convert REGEX=REPLACEMENT."""
     pattern, equals, replacement = text.partition("=")
     if not equals or not pattern or not replacement:
-        raise argparse.ArgumentTypeError(f"{text!r} is no REGEX=REPLACEMENT")
+        raise argparse.ArgumentTypeError(f"{text!r} isn't of the form REGEX=REPLACEMENT")
     try:
         re.compile(pattern)
     except re.error as error:
-        raise argparse.ArgumentTypeError(f"{pattern!r} is no regular expression: {error}") from None
+        raise argparse.ArgumentTypeError(f"{pattern!r} isn't a regular expression: {error}") from None
     return pattern, replacement
 
 
@@ -307,15 +307,15 @@ def main(argv=None):
     place = argv.index("--") if "--" in argv else len(argv)
     parser = Parser("compare_training.py", __doc__)
     add = parser.add_argument
-    words = r"old's tensors that are one in new, or the reverse, as regular expressions: '(.*)kv=\1k,\1v'"
+    words = r"tensors of old that new packs into one, or the reverse, as regular expressions: '(.*)kv=\1k,\1v'"
     add("--fuse", action="append", default=[], metavar="PACKED=PART,PART", type=packing, help=words)
-    words = "what old's names are called in new: 'REGEX=REPLACEMENT'"
+    words = "how new names old's tensors: 'REGEX=REPLACEMENT'"
     add("--map", action="append", default=[], metavar="REGEX=REPLACEMENT", type=rule, help=words)
-    add("--rounds", type=positive, default=6, metavar="N", help="rounds of the speed (%(default)s)")
+    add("--rounds", type=positive, default=6, metavar="N", help="rounds in which the speed is measured (%(default)s)")
     add("--no-speed", action="store_true", help="compare the computation only")
     add("--allow-different", action="store_true", help="measure the speed of another computation, too")
     add("--markdown", metavar="FILE", help="write the report for a pull request")
-    add("--versus", metavar="NEW", help="stands between the two command lines, which come last, after --")
+    add("--versus", metavar="NEW", help="separates the two command lines, which come last, after --")
     return parser.run(lambda options: run(options, argv[place + 1 :]), argv[:place])
 
 

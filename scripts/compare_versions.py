@@ -1,18 +1,18 @@
 #!/usr/bin/env python3
-"""Train versions alike, in turns, and compare step, throughput, memory, losses and gradients.
+"""Train versions with the same settings, and compare step time, throughput, memory, losses and gradients.
 
 example: python compare_versions.py --v1 ../version1_pytorch_baseline --v2 . --preset small
 
-Without folders all four are compared. Each round trains every version once, in a process of its own, so drift hits all
-of them alike. A speed-up is the median of the ratios within rounds; the smallest and the largest are shown too. The
-first version trains twice per round, under two names (A/A), and a difference counts if it is larger than theirs. A
-version gets no speed-up if the error of its loss, logits or gradients, compared with float64, is more than twice that
-of version 1 in the same precision.
+Without folders it compares all four. Each round trains every version once, in a process of its own, so if the machine
+slows down, all versions slow down. A speed-up is the median of the ratios within rounds, shown with the smallest and
+the largest. The first version trains twice per round: the difference between its two runs is the noise, and a speed-up
+counts only if it's larger. A version whose loss, logits or gradients are more than twice as far from float64 as version
+1's in the same precision gets no speed-up.
 
---report FOLDER profiles every version as well and writes report.html with tables and charts of the steps, and of the
-kernels by group. Options that are not listed go to all training scripts.
+--report FOLDER also profiles every version, and writes report.html with tables and charts of the steps and of the
+kernels by group. Options that aren't listed here go to all training scripts.
 
-Exit status: 0 compared; 1 where a version fails or computes something else; 2 for bad input.
+Exit status: 0 compared; 1 if a version fails or computes something else; 2 for bad input.
 """
 
 import sys
@@ -71,7 +71,7 @@ def add_speedups(rows, again_ms=()):
         row |= {"speedup": None, "faster": False, "gain": "-", "range": "-"}
         if row["parameters_trained"] != row["parameters"] or not row["accuracy"]["passed"]:
             worst = "{kind} {name} is off by {error:.1e}, allowed {bound:.1e}".format(**row["accuracy"]["worst"])
-            problems.append(f"{row['name']}: no speed-up, it does not compute what version 1 does, {worst}")
+            problems.append(f"{row['name']}: no speed-up, because it doesn't compute what version 1 does: {worst}")
             continue
         if row["interpreted"] or first["interpreted"]:
             continue

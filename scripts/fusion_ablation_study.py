@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""Measure what each fusion of version 2, or kernel of version 3, is worth: added to none, to all others, on average.
+"""Measure what each fusion of version 2, or kernel of version 3, is worth: alone, last, and on average.
 
 example: python fusion_ablation_study.py --all-combinations --preset small
 
-Every combination trains in a process of its own, in rounds, so that drift hits all alike. A switch's worth is the step
-without it over the step with it, within a round, in pairs of combinations that differ in nothing else. With all
-switches on every round trains twice: what these two differ by is no difference. Version 2's fused AdamW is no fusion of
-the model; it is on in all runs. Options that are not listed go to the training script.
+Every combination of switches trains in a process of its own, in rounds, so if the machine slows down, all combinations
+slow down. For a switch's worth, the step time without it is divided by the time with it, within a round, for two
+combinations that differ in nothing else. "Alone": all other switches are off. "Last": all others are on. The
+combination with all switches on trains twice per round, and the difference between these two runs is the noise.
+Version 2's fused AdamW is on in all runs. Options that aren't listed here go to the training script.
 
 Exit status: 0; 1 if none ran or --time-limit left some out; 2 for bad input.
 """
@@ -33,7 +34,7 @@ COMBINATION_COLUMNS = (
     "kernels: {kernels:,.0f}"
 )
 SWITCH_COLUMNS = (
-    "switch: {switch} | added to none: {alone} | added to all others: {last} | mean of all pairs: {speedup} | "
+    "switch: {switch} | alone: {alone} | last: {last} | mean of all pairs: {speedup} | "
     "pairs: {pairs} | mean MiB: {memory_mb:+,.1f} | mean kernels: {kernels:+,.1f}"
 )
 
@@ -116,7 +117,7 @@ def mean_steps(rows):
 def worth(rows, switches, again=()):
     """Return a row per switch: the Gain of adding it, within rounds.
 
-    alone: added to none; last: added to all the others; speedup: the geometric mean over all pairs of combinations that
+    alone: all others are off; last: all others are on; speedup: the geometric mean over all pairs of combinations that
     differ in it alone.
     """
     by_set = {frozenset(row["on"]): row for row in rows if row["steps_ms"]}
@@ -139,7 +140,7 @@ def worth(rows, switches, again=()):
 
 
 def as_text(rows, found, again=()):
-    """Return the two tables, the line about the A/A pair, what failed, and what is worth most."""
+    """Return the two tables, the line about noise, what failed, and what is worth most."""
     measured = sorted((row for row in rows if row["steps_ms"]), key=lambda row: row["step_ms"])
     base = next((row["steps_ms"] for row in measured if not row["on"]), None)
     noise = pair_of(rows, [row["switch"] for row in found], again)
@@ -150,7 +151,7 @@ def as_text(rows, found, again=()):
         lines.append(row | {"step": step, "rounds": f"{low} to {high}", "gain": over})
     text = [text_table(*columns(COMBINATION_COLUMNS, lines)), "", text_table(*columns(SWITCH_COLUMNS, found))]
     if noise:
-        text.append(noise_line("all switches on", furthest(ratios(*noise))))
+        text.append(noise_line("the step with all on", furthest(ratios(*noise))))
         name, percent = noisiest({row["name"]: row["steps_ms"] for row in measured})
         text.append(noisiest_line(repr(name), percent))
     text += [f"{row['name']}: {row['reason']}" for row in rows if row["reason"]]

@@ -4,9 +4,8 @@
 example: python generate_fusion_report.py --baseline ../version1_pytorch_baseline/complete_analysis
              --fused ./complete_rocm_analysis --output ./fusion_comparison_report.md
 
-Reads two folders of run_pytorch_profiler.py or run_all_profilers.sh, of each the newest profile whose sizes and
-precision the other one has too; without folders versions 1 and 2 are profiled first, with options that are not listed
-here.
+Reads two folders that run_pytorch_profiler.py or run_all_profilers.sh wrote, and takes the newest profiles that agree
+in sizes and precision. Without folders it profiles versions 1 and 2 first; options that aren't listed here go to them.
 """
 
 import pathlib
@@ -99,7 +98,7 @@ def generate(options, rest):
     given = (options.baseline, options.fused)
     folders = []
     if rest and all(given):
-        raise Failure(2, f"{' '.join(rest)} means nothing where profiles are given")
+        raise Failure(2, f"{' '.join(rest)} has no effect if you give profiles: leave it out")
     for version, name in enumerate(given, 1):
         folders.append(pathlib.Path(name or folder / f"profile_v{version}"))
         if not name:

@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""Compile version 3's kernels for GPUs that need not be present: registers, spills, LDS, occupancy, matrix units.
+"""Compile version 3's kernels for a GPU, without having one: registers, spills, LDS, occupancy, matrix units.
 
     python scripts/inspect_kernels.py                              what the presets launch, for every target
     python scripts/inspect_kernels.py --target gfx90a --preset small --hidden-dim 256 --num-heads 2     other sizes
     python scripts/inspect_kernels.py --target gfx1100 --dtype bf16 --tiles 32x32 64x32 --warps 4 8     what if
     python scripts/inspect_kernels.py --execute gfx942 --kernel attention     run them as AMD's instructions
 
-One training step of version 3 runs on tensors without data. Triton believes to be on the target, and each launch
-compiles its kernel with the tiles, warps and specializations of a real one, but does not start it. Options that are not
-listed go to version 3.
+One training step of version 3 runs on tensors without data. Triton is told that it's on the target, so each launch
+compiles its kernel with the tiles, warps and specializations of a real one, but doesn't start it. Options that aren't
+listed here go to version 3.
 
 registers   per thread; on Instinct vector and accumulation registers together
 spills      per thread: registers in scratch memory (AMD) or on the stack (NVIDIA)
@@ -16,12 +16,12 @@ shared      memory that one program requests, LDS on AMD; tensor memory of Black
 occupancy   waves (warps) per SIMD (quarter of an SM) and their maximum, and what limits them
 matrix      matrix instructions in the code: MFMA or WMMA on AMD, mma.sync, wgmma or tcgen05 on NVIDIA
 
---execute runs the same kernels in the interpreter of AMD's instructions (scripts/common/amd/README.md), on a short
-sequence, and prints the relative error of what each one computes compared with Triton's interpreter, the instructions
-that its waves executed, by kind, and the bytes of memory that they loaded and stored. With --kernel only those kernels
-run, on what Triton's interpreter computed before them. Up to a minute per precision.
+--execute runs the same kernels in our interpreter of AMD's instructions (scripts/common/amd/README.md), on a short
+sequence. For each kernel it prints the relative error compared with Triton's interpreter, the instructions that its
+waves executed, by kind, and the bytes they loaded and stored. With --kernel only those kernels run, on inputs that
+Triton's interpreter computed. It takes up to a minute per precision.
 
-Exit status: 0 when everything fits and is right, 1 when something does not (the last lines say what and why), 2 for bad
+Exit status: 0 if everything fits and is right, 1 if something doesn't (the last lines say what and why), 2 for bad
 input.
 """
 
@@ -111,7 +111,7 @@ def problems(row):
     shared = row["shared_bytes"]
     columns = row["tensor_memory"]
     found = {
-        "the compiler left nothing of it: its code writes no result": not row["stores"],
+        "its code writes no result: the compiler has removed everything": not row["stores"],
         f"requests {shared} bytes of shared memory, the target has {target.shared}": shared > target.shared,
         f"requests {columns} columns of tensor memory, the target has {TENSOR_MEMORY}": columns > TENSOR_MEMORY,
         f"spills {row['spills']} registers": target.data_centre and row["spills"],
@@ -288,7 +288,7 @@ def inspect_all(options):
     rows = {}
     obstacles = {name: obstacle(name) for name in options.target}
     for target in filter(obstacles.get, obstacles):
-        progress(f"{target} is left out, Triton cannot compile for it here: {obstacles[target]}")
+        progress(f"leaving out {target}, because Triton can't compile for it here: {obstacles[target]}")
     targets = [target for target in obstacles if not obstacles[target]]
     spawn = multiprocessing.get_context("spawn")
     # Triton 3.6 aborts a process that compiled fp8 for gfx950 and then does so for gfx1201.
@@ -441,7 +441,7 @@ def report(options, sizes):
     options.sizes = sizes
     options.preset = options.preset or (["small"] if options.execute else ["small", "medium"])
     if options.execute and (options.tiles or options.warps or options.stages):
-        raise Failure(2, "--execute takes no --tiles, --warps or --stages: it runs what version 3 launches")
+        raise Failure(2, "--execute runs what version 3 launches: leave out --tiles, --warps and --stages")
     check_names(options)
     if too_old():
         raise Failure(2, too_old())

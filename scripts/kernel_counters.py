@@ -3,7 +3,7 @@
 
 example: python kernel_counters.py counters/counter_20260101_120000 --csv counters.csv
 
-A folder is searched for their files. The values are means over a kernel's launches.
+In a folder it looks for their files. Each value is the mean over a kernel's launches.
 """
 
 import pathlib
@@ -56,7 +56,7 @@ def read_file(path):
                 for process, gpu, kernel, counter, value in connection.execute(query)
             ]
     if content.lstrip()[:1] in (b"{", b"["):
-        raise Failure(2, "is no table of counters but JSON: kernel_times.py reads traces")
+        raise Failure(2, "is JSON, not a table of counters: read traces with kernel_times.py")
     header, rows = read_table(content.decode("utf-8", errors="replace"))
     metrics = [column for column in header if "__" in column]
     if {"name", "counter", "value"} <= set(header):
@@ -171,7 +171,7 @@ def analyze(options):
 def main(argv=None):
     parser = Parser("kernel_counters.py", __doc__)
     add = parser.add_argument
-    add("path", type=pathlib.Path, metavar="PATH", help="file or folder that a profiler left")
+    add("path", type=pathlib.Path, metavar="PATH", help="file or folder that a profiler wrote")
     add("--top", type=positive, default=20, metavar="N", help="kernels to print (%(default)s)")
     add("--counters", default="", metavar="'A B'", help="print these counters (the first six)")
     add("--csv", metavar="FILE", help="write every counter of every kernel as CSV")

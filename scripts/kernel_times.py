@@ -3,8 +3,8 @@
 
 example: python kernel_times.py hotspots/hotspot_20260101_120000 --top 10 --csv kernels.csv
 
-In a folder with one run in several forms it reads the most detailed. The CSV's fourth column is the total time, its
-last the kernel's name: sort -t, -k4 -nr kernels.csv
+If a folder has the same run in several forms, it reads the most detailed one. The CSV's fourth column is the total
+time, the last one the kernel's name: sort -t, -k4 -nr kernels.csv
 """
 
 import pathlib
@@ -28,7 +28,7 @@ def analyze(options):
 def main(argv=None):
     parser = Parser("kernel_times.py", __doc__)
     add = parser.add_argument
-    add("path", type=pathlib.Path, metavar="PATH", help="file or folder that a profiler left")
+    add("path", type=pathlib.Path, metavar="PATH", help="file or folder that a profiler wrote")
     add("--top", type=positive, default=20, metavar="N", help="kernels to print (%(default)s)")
     add("--csv", metavar="FILE", help="write the whole table as CSV")
     add_gpu(parser)

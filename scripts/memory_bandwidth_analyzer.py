@@ -3,9 +3,9 @@
 
 example: python memory_bandwidth_analyzer.py --profile-data ./complete_rocm_analysis --generate-roofline-plot
 
-Bytes follow from the shapes in a PyTorch trace (every input read once, the output written), and for version 3's kernels
-and flex attention from the formulas in common/counts.py. A rate above that of a copy found its data in a cache, or the
-ceilings are not those of the run.
+The bytes follow from the shapes in a PyTorch trace: every input is read once, and the output is written. For version
+3's kernels and flex attention they follow from the formulas in common/counts.py. If an operator is faster than a copy,
+its data were in a cache, or the ceilings aren't those of the run.
 """
 
 import sys
@@ -51,7 +51,7 @@ def as_text(content):
         f"a step moves at least {whole['bytes'] / 1e6:,.1f} MB at {whole['gb_s']:,.1f} GB/s, "
         f"{100 * whole['share_of_copy']:.0f} % of the copy bandwidth\n"
         f"{whole['memory_bound_ms']:,.3f} of {whole['ms']:,.3f} ms ({share:.0f} %) are in memory-bound operators; "
-        f"bytes are not known for {whole['unknown_ms']:,.3f} ms" + "".join(f"\n{one}" for one in content["remarks"])
+        f"bytes aren't known for {whole['unknown_ms']:,.3f} ms" + "".join(f"\n{one}" for one in content["remarks"])
     )
 
 
@@ -64,7 +64,7 @@ def draw(target, name, content):
     for row in content["operators"]:
         x = max(row["flop_per_byte"], LEAST_SHOWN)
         points.append((short(row["operator"].removeprefix("aten::"), 26), x, x * row["gb_s"] / 1e3, row["ms"]))
-    title = f"Operators of a step, {name}; at the left edge those that only move data"
+    title = f"Operators of a step, {name}; those that only move data are at the left edge"
     draw_roofline(target, textwrap.fill(title, 50), content["ceilings"], points)
     progress(f"drew {target}; not in it: {content['summary']['unknown_ms']:,.3f} ms per step whose bytes are not known")
 
@@ -86,7 +86,7 @@ def analyze(options):
 
 def main(argv=None):
     parser = Parser("memory_bandwidth_analyzer.py", __doc__)
-    parser.add_argument("--generate-roofline-plot", action="store_true", help="draw roofline.png beside the trace")
+    parser.add_argument("--generate-roofline-plot", action="store_true", help="draw roofline.png next to the trace")
     add_trace_options(parser)
     return parser.run(analyze, argv)
 

@@ -3,8 +3,8 @@
 
     python scripts/model_counts.py --preset small --version 3 --precision bfloat16
 
-The formulas stand in common/counts.py, which also says what each quantity counts; options that are not listed go to the
-training script. Version 4 launches what the compiler makes of it, which no formula counts.
+The formulas are in common/counts.py, which also explains what each quantity counts. Options that aren't listed here go
+to the training script. There is no version 4: the compiler decides what it launches, so no formula can count it.
 """
 
 import sys

@@ -3,9 +3,9 @@
 
 example: python optimize_batch_size.py --target-memory-usage 0.8 --seq-len 128 --optimization-target throughput
 
-Double the batch until two doublings bring no more throughput, the peak passes the share of memory that may be used, or
-the device runs out of it. Every probe is a process of its own, so one that runs out of memory costs nothing else;
-options that are not listed go to the training script, after --num-steps 10.
+The batch doubles until two doublings in a row bring no more throughput, the peak passes the share of memory that you
+allow, or the device runs out of memory. Every try is a process of its own, so running out of memory does no harm.
+Options that aren't listed here go to the training script, after --num-steps 10.
 """
 
 import contextlib
@@ -93,7 +93,7 @@ def as_text(content):
 
 def optimize(options, rest):
     if not 0 < options.target_memory_usage <= 1:
-        raise Failure(2, f"--target-memory-usage must be above 0 and at most 1, not {options.target_memory_usage}")
+        raise Failure(2, f"--target-memory-usage must be above 0 and at most 1, got {options.target_memory_usage}")
     version = version_meant(options.version)
     argv = with_sizes(["--num-steps", "10", *rest])
     config = load_version(version).parse_options(argv)

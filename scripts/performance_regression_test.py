@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
-"""Fail unless the current version is at least so many times as fast as the baseline.
+"""Fail unless the current version is at least --min-speedup times as fast as the baseline.
 
 example: python performance_regression_test.py --baseline-results ../version1_baseline_metrics.json
              --current-results ./version2_metrics.json --min-speedup 1.3
 
-Reads metrics files (--metrics-file of the training scripts). Give each option one file of every round, in the same
-order: a ratio of step times is taken within a round. The test passes if all rounds reach the wanted speed-up and fails
-if none does. Between, it is too close to tell. One file each is one pair: it is judged, but says nothing about noise.
+Reads metrics files, which the training scripts write with --metrics-file. Give each option one file per round, in the
+same order: the step times are compared within a round. The test passes if all rounds reach the speed-up, fails if none
+does, and otherwise says that it's too close to tell. With one file each there's a result, but you don't know the noise.
 
-Runs of different devices, libraries, sizes, precisions or numbers of processes are refused, and so is a run that does
-not train every parameter: its speed means nothing.
+It refuses to compare runs on different devices, or with different libraries, sizes, precisions or numbers of processes.
+It also refuses a run that doesn't train every parameter, because its speed means nothing.
 
 Exit status: 0 fast enough; 1 slower; 3 too close to tell; 2 for bad input.
 """
@@ -88,7 +88,7 @@ def read_rounds(options):
     named = [os.path.realpath(path) for path in [*files[0], *files[1]]]
     twice = [path for path in named if named.count(path) > 1]
     if twice:
-        raise Failure(2, f"{twice[0]} is named twice: a run says nothing about itself, nor about a second round")
+        raise Failure(2, f"{twice[0]} is named twice: give a file of its own for each run")
     before, after = ([read_run(path) for path in paths] for paths in files)
     for run in [*before, *after]:
         check(before[0], run)
@@ -115,7 +115,7 @@ def compare(options):
         lines.append(f"{name:<9} {', '.join(rounded(ms, 4) for ms in times)} ms per step")
     lines.append(f"speed-up  {found.ratio:.2f}x, in the rounds {found.low:.2f}x to {found.high:.2f}x")
     if found.rounds == 1:
-        lines.append(f"judged by one pair of runs, which knows no noise: give {ROUNDS_NEEDED} files of each or more")
+        lines.append(f"judged by one pair of runs, so the noise isn't known: give {ROUNDS_NEEDED} files each, or more")
     elif found.rounds < ROUNDS_NEEDED:
         lines.append(f"judged by {counted(found.rounds, 'round')}: {ROUNDS_NEEDED} are better")
     if on_cpu:
@@ -132,7 +132,7 @@ def main(argv=None):
     files = {"required": True, "metavar": "JSON", "nargs": "+", "action": "extend"}
     add("--baseline-results", help="metrics files of the baseline, one of each round", **files)
     add("--current-results", help="metrics files of the current version", **files)
-    add("--min-speedup", type=speedup, default=1.0, metavar="X", help="that is wanted (%(default)s)")
+    add("--min-speedup", type=speedup, default=1.0, metavar="X", help="that the test asks for (%(default)s)")
     return parser.run(compare, argv)
 
 

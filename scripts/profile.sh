@@ -7,13 +7,13 @@
 #   profile.sh compute -- python train.py --steps 2        what limits the top kernels; runs the command many times
 #   profile.sh system -- python train.py --steps 2         the whole process: host, GPU, device
 #   --profiler auto|rocm|nsight|pytorch (auto)     --output-dir DIR (this folder)     --dry-run: print the commands only
-#   --profiler-option WORD: for the profiler itself, may be repeated; and the options of version1_*/get_*.sh --help
+#   --profiler-option WORD: for the profiler itself, may be repeated; also the options of version1_*/get_*.sh --help
 #   --warmup-steps N (2), --profile-steps N (3): with PyTorch's profiler, which counts the steps of the optimizer
 #
-# ROCm's and NVIDIA's profilers see the whole run, start-up too: let the command make few steps, and without CUDA or HIP
-# graphs, whose kernels ROCm's profilers may miss. Where neither is installed, PyTorch's profiler runs a Python script.
-# kernel_times.py, kernel_counters.py and analyze_kernel_launches.py read every result. Tools that compare with the
-# model's formulas need what our scripts write about themselves, and say so.
+# ROCm's and NVIDIA's profilers see the whole run, start-up too, so let the command make only a few steps. Switch CUDA or
+# HIP graphs off: ROCm's profilers may miss their kernels. If neither is installed, PyTorch's profiler runs a Python
+# script. kernel_times.py, kernel_counters.py and analyze_kernel_launches.py read every result. Tools that compare with
+# the model's formulas need a profile of our own scripts, and say so.
 # Exit status: 0; 1 no result; 2 a bad option; 3 only a part was measured, and is kept; 130 Ctrl-C; or the command's
 set -euo pipefail
 WRAPPER=${BASH_SOURCE[0]}
@@ -27,7 +27,7 @@ RUNNER=(--warmup-steps 2 --profile-steps 3)
 training_command() { # set TRAIN to the user's command, which may change its folder before a profiler writes there
     OUTPUT_DIR=$(realpath -m "${OUTPUT_DIR:-.}")
     [ -z "$PROCESSES" ] || fail 2 "--nproc-per-node belongs to the versions' wrappers: write torchrun into the command"
-    [ ${#PASSED[@]} = 0 ] || fail 2 "there is no option ${PASSED[0]}: the command and its options stand after --"
+    [ ${#PASSED[@]} = 0 ] || fail 2 "there is no option ${PASSED[0]}: put the command and its options after --"
     TRAIN=("$(command -v "${COMMAND[0]}")" "${COMMAND[@]:1}") || fail 2 "there is no command ${COMMAND[0]}"
 }
 
@@ -52,7 +52,7 @@ case $question in
     hotspots | trace | counters) body=$question ;;
     compute) body=rocprof_compute ;;
     system) body=rocprof_sys ;;
-    *) fail 2 "the first word must be $QUESTIONS, not '$question'" ;;
+    *) fail 2 "the first word must be $QUESTIONS, got '$question'" ;;
 esac
 shift
 options=() extra=()
@@ -66,8 +66,8 @@ while [ $# -gt 0 ]; do
             ;;
         --warmup-steps | --profile-steps)
             value_of "$@" && RUNNER+=("$1" "$VALUE")
-            [[ $VALUE =~ ^[0-9]+$ ]] || fail 2 "$1 must be a number, not $VALUE"
-            [[ $1 != --profile-steps || $VALUE =~ [1-9] ]] || fail 2 "--profile-steps must be at least 1, not $VALUE"
+            [[ $VALUE =~ ^[0-9]+$ ]] || fail 2 "$1 must be a number, got $VALUE"
+            [[ $1 != --profile-steps || $VALUE =~ [1-9] ]] || fail 2 "--profile-steps must be at least 1, got $VALUE"
             ;;
         --)
             COMMAND=("${@:2}")

@@ -2,9 +2,9 @@
 
     python scripts/quickstart.py --preset small --num-steps 20 --results runs/today
 
-Options that are not listed here go to all four training scripts; without a preset these take the small one on a GPU
-and a very small model on a CPU. No speed is shown for a version whose losses or gradients are not version 1's.
-Exit status: 0; 1 where a version fails or disagrees; 2 for a bad option; 130 when interrupted.
+Options that aren't listed here go to all four training scripts. Without a preset they train the small one on a GPU and
+a very small model on a CPU. A version whose losses or gradients differ from version 1's gets no speed.
+Exit status: 0; 1 if a version fails or disagrees; 2 for a bad option; 130 when interrupted.
 """
 
 import importlib.util

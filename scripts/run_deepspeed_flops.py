@@ -3,17 +3,17 @@
 
 example: python run_deepspeed_flops.py --batch-size 8 --seq-len 256 --computational-intensity --generate-roofline
 
-The formulas (common/counts.py) are checked with PyTorch's FlopCounterMode, forward and backward, and with DeepSpeed's
-profiler, forward, if it is installed. The version's script then trains some steps, which gives TFLOP/s and MFU. Writes
-into --profile-dir
+It checks the formulas (common/counts.py) with PyTorch's FlopCounterMode, forward and backward, and with DeepSpeed's
+profiler, forward only, if that is installed. Then the version's script trains some steps, which gives TFLOP/s and MFU.
+Writes into --profile-dir
 
     flops_profile.json      counts, checks and measurements
     model_profile.txt       FLOPs of every module: DeepSpeed's table, or without it FlopCounterMode's
     mfu_analysis.csv        time, TFLOP/s and MFU of the run
     roofline.png            with --generate-roofline (needs matplotlib)
 
-A multiply-add counts as two operations. FLOP per byte are those of versions 1 to 3: version 4 launches what the
-compiler makes of it. Options that are not listed go to the training script, after --num-steps 10 and, without a
+A multiply-add counts as two operations. FLOP per byte exists for versions 1 to 3 only, because the compiler decides
+what version 4 launches. Options that aren't listed here go to the training script, after --num-steps 10 and, without a
 --preset, --batch-size 8 --seq-len 128.
 """
 
@@ -161,7 +161,7 @@ def as_text(content):
         share = (
             f"MFU {100 * measured['mfu']:.1f} %"
             if measured["mfu"]
-            else "peak of this device not known: divide by its data sheet's"
+            else "this device's peak isn't known here: divide by the one in its data sheet"
         )
         rate = f"{measured['step_ms']:,.3f} ms per step, {measured['tflops']:,.3f} TFLOP/s in {measured['precision']}"
         lines.append(f"  measured         {rate}; {share}")

@@ -10,8 +10,8 @@ Trains a few steps with the version's own script and writes into --profile-dir
     memory_timeline.html    memory in use over time, for any browser
     profiling_report.md     with --generate-report: all of it in tables
 
---analyze-existing reads traces instead and writes the last three next to each of them. The times of the steps without
-the profiler are in its report only if the profile_*.json of the run is there too. Options that are not listed go to the
+--analyze-existing reads traces instead, and writes the last three files next to each of them. Its report has the step
+times without the profiler only if the run's profile_*.json is there too. Options that aren't listed here go to the
 training script, after --num-steps 5 and, without a --preset, --batch-size 8 --seq-len 128.
 """
 
@@ -58,7 +58,7 @@ def profile(version, folder, rest):
     folder = result_folder(folder)
     options = with_sizes(rest) if version == 3 else rest
     if options != rest:
-        progress("no GPU here: Triton's interpreter is slow, and a very small model is profiled instead")
+        progress("no GPU here: Triton's interpreter is slow, so a very small model is profiled instead")
     options = with_first_batch(options)
     metrics_file = folder / f"metrics_v{version}.json"
     arguments = ["--num-steps", "5", *options, "--enable-pytorch-profiler", "--profile-memory"]
@@ -124,7 +124,7 @@ def write_results(trace, with_report, metrics=None):
     metrics: the results of the measured steps; None keeps those in the profile_*.json of an earlier call.
     """
     if not trace.metadata:
-        raise Failure(2, f"{trace.path} is no trace of versions 1 to 4: read it with kernel_times.py")
+        raise Failure(2, f"{trace.path} isn't a trace of versions 1 to 4: read it with kernel_times.py")
     target = trace.path.with_name(f"profile_{trace.path.name.split('.')[0].removeprefix('trace_')}.json")
     content = {}
     if metrics:
@@ -151,7 +151,7 @@ def write_results(trace, with_report, metrics=None):
         file.write_text(text, encoding="utf-8")
     print(f"\n{trace.title}\n{kernel_text(trace, 15)}\n\nwrote {', '.join(map(str, files))}")
     if not trace.memory:
-        print("no memory_timeline.html: the trace has no memory events, record them with --profile-memory")
+        print("no memory_timeline.html: the trace has no memory events, which --profile-memory records")
     print(f"open {trace.path} in https://ui.perfetto.dev")
 
 
@@ -161,7 +161,7 @@ def run(options, rest):
         write_results(trace, options.generate_report, metrics)
         return
     if rest:
-        raise Failure(2, f"{' '.join(rest)} means nothing with --analyze-existing")
+        raise Failure(2, f"{' '.join(rest)} has no effect with --analyze-existing: leave it out")
     for name in options.analyze_existing:
         path = pathlib.Path(name)
         if not path.exists() and "*" in path.name:  # the shell found nothing for the pattern

@@ -4,7 +4,7 @@
 example: python validate_numerical_accuracy.py --baseline ../version1_pytorch_baseline --optimized tiny_llama_v2.py
 
 Both get the same seeded weights and batches. An error is the relative root mean square rms(a - b) / rms(b), so one
-tolerance suits tensors of any size. Options that are not listed go to both scripts.
+tolerance suits tensors of any size. Options that aren't listed here go to both scripts.
 
 Exit status: 0 within the tolerance, 1 beyond it, 2 for bad input.
 """
@@ -64,8 +64,8 @@ def validate(options, rest):
 def main(argv=None):
     parser = Parser("validate_numerical_accuracy.py", __doc__)
     add = parser.add_argument
-    add("--baseline", required=True, metavar="A", help="script, or a version's folder, that is right")
-    add("--optimized", required=True, metavar="B", help="script, or folder, to be checked")
+    add("--baseline", required=True, metavar="A", help="script to compare with, or a version's folder")
+    add("--optimized", required=True, metavar="B", help="script to check, or a version's folder")
     add("--tolerance", type=finite, default=1e-4, help="largest relative error (%(default)s)")
     add("--steps", type=positive, default=10, metavar="N", help="training steps to compare (%(default)s)")
     return parser.run(validate, argv, passes_on=True)

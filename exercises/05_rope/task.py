@@ -84,7 +84,7 @@ TASK = Task(
         "the position is the row, not the token": lambda **i: rotate(
             **i, entry=lambda row, T, heads, HALF: row % T * HALF
         ),
-        "the second sequence counts on: % T is missing": lambda **i: rotate(
+        "positions run on into the second sequence: % T is missing": lambda **i: rotate(
             **i, entry=lambda row, T, heads, HALF: row // heads * HALF
         ),
         "a row of the tables has HALF elements: position · HALF + pair": lambda **i: rotate(
@@ -118,7 +118,7 @@ TASK = Task(
             says="are exchanged",
         ),
         "position of the row": Mistake("token % T", "row % T", "y", says="position is the row"),
-        "position runs through the sequences": Mistake("token % T", "token", "y", says="counts on"),
+        "position runs through the sequences": Mistake("token % T", "token", "y", says="% T is missing"),
         "tables without their row length": Mistake("token % T * HALF", "token % T", "y", says="has HALF elements"),
         "other heads not copied": Mistake("_ty), mask=mask", "_ty), mask=rotated", "y", "unwritten", count=2),
         "tables not masked": Mistake(

@@ -51,8 +51,8 @@ TASK = Task(
         "nothing is subtracted before exp: it overflows": lambda x: tilewise(
             x, maximum=lambda m, _: m.new_zeros(m.shape)
         ),
-        "m is not kept for the next tile and the second pass, or l is multiplied by exp(m_new - m), "
-        "infinite at first, and not by exp(m - m_new)": lambda x: tilewise(x, keep=False),
+        "m isn't carried over to the next tile and the second pass, or l is multiplied by exp(m_new - m), "
+        "which is infinite at first, instead of exp(m - m_new)": lambda x: tilewise(x, keep=False),
         "l sums exp(x - m) with the m before this tile, infinite at first; take m_new": lambda x: tilewise(
             x, old_m=True
         ),
@@ -76,8 +76,10 @@ TASK = Task(
             says="nothing is subtracted",
         ),
         "last tile only": Mistake("l * tl.exp(m - m_new) + ", "l * 0.0 + ", "y", says="l holds"),
-        "maximum not kept": Mistake("        m = m_new\n", "", "y", says="m is not kept"),
-        "rescaled the wrong way": Mistake("tl.exp(m - m_new)", "tl.exp(m_new - m)", "y", says="not by exp(m - m_new)"),
+        "maximum not kept": Mistake("        m = m_new\n", "", "y", says="m isn't carried over"),
+        "rescaled the wrong way": Mistake(
+            "tl.exp(m - m_new)", "tl.exp(m_new - m)", "y", says="instead of exp(m - m_new)"
+        ),
         "outside reads as zero": Mistake(
             'mask=column < C, other=-float("inf")).to(tl.float32)\n        m_new',
             "mask=column < C, other=0.0).to(tl.float32)\n        m_new",

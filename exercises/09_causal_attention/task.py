@@ -61,7 +61,7 @@ TASK = Task(
         "a token does not see itself: row 0 has no key, 0 / 0": attend(first_masked=0),
         "output t depends on token t + 1: it sees the future": attend(first_masked=2),
         "nothing is masked: every token sees the future": attend(first_masked=1 << 20),
-        "masked scores are not -inf: they count, 0 as exp(0)": attend(masked=0.0),
+        "masked scores are not -inf, so they count: a score of 0 as exp(0)": attend(masked=0.0),
         "keys left of the diagonal count twice: the second loop starts at first": attend(bias=twice),
         "keys left of the diagonal are missing: the first loop goes from 0 to first": missing(
             lambda query, key, first: key < first

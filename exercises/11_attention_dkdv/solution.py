@@ -45,13 +45,13 @@ def dkdv_kernel(
         for BELOW in tl.static_range(2):  # tiles below the diagonal need no mask
             for start in range(first + BELOW * BLOCK_K, T if BELOW else min(first + BLOCK_K, T), BLOCK_Q):
                 q = load_tile(q_ptr, start, T, STRIDE, BLOCK_Q, D)
-                do = load_tile(do_ptr + o_offset, start, T, H * D, BLOCK_Q, D)
                 query = start + tl.arange(0, BLOCK_Q)
                 lse = tl.load(lse_ptr + lse_offset + query, mask=query < T, other=0.0)
                 delta = tl.load(delta_ptr + lse_offset + query, mask=query < T, other=0.0)
                 P = tl.exp2(tl.dot(k, tl.trans(q), input_precision=PRECISION) * scale - lse[None, :])
                 if not BELOW:
                     P = tl.where(key[:, None] <= query[None, :], P, 0.0)
+                do = load_tile(do_ptr + o_offset, start, T, H * D, BLOCK_Q, D)
                 dv = tl.dot(P.to(do.dtype), do, dv, input_precision=PRECISION)
                 dS = P * (tl.dot(v, tl.trans(do), input_precision=PRECISION) - delta[None, :])
                 dk = tl.dot(dS.to(q.dtype), q, dk, input_precision=PRECISION)

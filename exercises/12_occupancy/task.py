@@ -59,13 +59,13 @@ def find_tile_fault(tile, registers, spills, shared):
     """Return why a tile cannot be launched on the target or is no good there, or None."""
     waves, limit = reference(TARGETS[TARGET], registers, shared, tile[2])
     if shared > TARGETS[TARGET].shared:
-        return f"it needs {shared:,} bytes of LDS, and a program can have {TARGETS[TARGET].shared:,}"
+        return f"it needs {shared:,} bytes of LDS, but a program can have only {TARGETS[TARGET].shared:,}"
     if spills:
-        return f"it spills {spills} of its registers to memory: a thread has at most 512"
+        return f"it spills {spills} registers to memory, because a thread has at most 512"
     if tile[0] < LEAST_QUERIES:
-        return f"it owns {tile[0]} queries, at least {LEAST_QUERIES} are required"
+        return f"it owns {tile[0]} queries, but it must own at least {LEAST_QUERIES}"
     if waves < LEAST_WAVES:
-        return f"{registers} registers per thread leave {waves:g} wave per SIMD ({limit}), {LEAST_WAVES} are required"
+        return f"{registers} registers per thread leave {waves:g} wave per SIMD ({limit}): it takes {LEAST_WAVES}"
     return None
 
 

@@ -30,11 +30,11 @@ def split_matmul_kernel(
         b = tl.load(b_ptr + k[:, None] * N + column, mask=(k[:, None] < K) & (column < N), other=0.0)
         a_high, b_high = rounded(a, DROP), rounded(b, DROP)
         tl.store(high_ptr + row * K + k[None, :], a_high, mask=a_mask & (tl.program_id(1) == 0))
+        one = tl.dot(a_high, b_high, one, input_precision="ieee")
         a_low, b_low = rounded(a - a_high, DROP), rounded(b - b_high, DROP)
         three = tl.dot(a_low, b_high, three, input_precision="ieee")
         three = tl.dot(a_high, b_low, three, input_precision="ieee")
         three = tl.dot(a_high, b_high, three, input_precision="ieee")
-        one = tl.dot(a_high, b_high, one, input_precision="ieee")
     tl.store(one_ptr + row * N + column, one, mask=(row < M) & (column < N))
     tl.store(three_ptr + row * N + column, three, mask=(row < M) & (column < N))
 

@@ -91,16 +91,16 @@ TASK = Task(
         "every step reads the first batch, target and rate: copy each one into the graph's tensor": lambda **i: (
             nothing_new(**i, frozen_lr=True)
         ),
-        "the graph trains the w that it captured, and w is a new tensor now: undo the warm-up in place, "
+        "the graph trains the w that it captured, but w is a new tensor now: undo the warm-up in place, "
         "w.copy_(weight)": left_behind("w"),
         "the graph trains the w and momentum that it captured, and both are new tensors now: undo the warm-up "
         "in place, w.copy_(weight) and momentum.zero_()": left_behind("wm"),
-        "every step reads the first batch: copy into the graph's tensor, a new one has another address": same_batch,
+        "every step reads the first batch: copy into the graph's tensor; a new one has another address": same_batch,
         "every step reads the first target: copy each one into the graph's tensor": same_target,
         "the warm-up is not undone: the weight starts one step too far": lambda **i: warmed(**i, keep="w"),
         "the warm-up is not undone: the momentum does not start at zero": lambda **i: warmed(**i, keep="m"),
         "the warm-up is not undone: weight and momentum start one step too far": lambda **i: warmed(**i, keep="wm"),
-        "the learning rate is frozen, every step uses lrs[0]: copy each rate into the graph's tensor": frozen,
+        "the learning rate is frozen at lrs[0]: copy each rate into the graph's tensor": frozen,
     },
     cases={
         "two batches": {"steps": 2, "B": 4, "C": 3, "N": 2},

@@ -67,7 +67,7 @@ TASK = Task(
         "pairs are (2i, 2i + 1); this model pairs i with i + HALF": neighbours,
         "pairs are (i, i + 1); this model pairs i with i + HALF": shifted,
         "x is read at the offsets of cos: a row of x has 2 · HALF elements": offsets_of_cos,
-        "x2 is loaded from the place of x1: it lies HALF further": first_half_twice,
+        "x2 is loaded from where x1 is, but it lies HALF further": first_half_twice,
         "y2 is computed from y1: it needs the x1 that was loaded": one_by_one,
         "y is rotated by the opposite angle": lambda x, cos, sin: define(x, cos, -sin),
         "the second half is x2 · cos + x1 · sin: its sign is wrong": second_sign,

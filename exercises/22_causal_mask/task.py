@@ -87,7 +87,7 @@ TASK = Task(
         "the mask compares with the place in the tile: the position of a key is start + key": attend(
             lambda query, key: query >= key % BLOCK_K
         ),
-        "masked scores are not -inf: they count, 0 as exp(0)": attend(causal, masked=0.0),
+        "masked scores are not -inf, so they count: a score of 0 as exp(0)": attend(causal, masked=0.0),
         "the loop of every program ends at BLOCK_Q: first is missing": attend(
             lambda query, key: (query >= key) & (key < BLOCK_Q)
         ),

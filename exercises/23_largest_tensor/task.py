@@ -177,7 +177,7 @@ TASK = Task(
         "the gradient of the loss is ignored: the backward multiplies dx and dw by dloss": lambda x, w, labels, scale: (
             suspect("dx", "dw")(x=x, w=w, labels=labels, scale=1.0)
         ),
-        "they are gradients of the sum: divide by the number of rows that count": of_the_sum,
+        "these are gradients of the sum: divide by the number of rows that count": of_the_sum,
         "the gradient of a logit is softmax - 1 at the label: the 1 is missing": suspect("dx", "dw", onehot=0.0),
         "a row with an ignored label has a gradient": suspect("dx", "dw", ignored_too=True),
         "a row with an ignored label has a loss": suspect("loss", ignored_loss=True),

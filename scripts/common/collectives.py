@@ -12,8 +12,8 @@ COLUMNS = (
     "GB/s: {gb_s:,.1f} | bus GB/s: {bus_gb_s:,.1f} | others waited ms: {waited_ms:,.3f} | came last: {last}"
 )
 MEANING = (
-    "A collective begins when its last rank comes: the shortest time of the ranks is the transfer's, what the others "
-    "take longer they waited. Bus bandwidth is NCCL's."
+    "A collective begins when its last rank arrives. So the shortest time of its ranks is the transfer; whatever the "
+    "others took longer, they waited. Bus bandwidth is as NCCL defines it."
 )
 
 
@@ -86,7 +86,7 @@ def collective_rows(profiles, names):
     rows.sort(key=lambda row: -row["total_ms"])
     remarks = []
     if single and len(profiles) > 1:
-        remarks.append(f"{single:,} collectives are not in all their ranks' traces: another rank may have come last.")
+        remarks.append(f"{single:,} collectives are missing from the trace of a rank, which may have come last.")
     if single and len(profiles) == 1:
-        remarks.append("One rank's trace holds its waiting too: give the folder of all ranks for bandwidths.")
+        remarks.append("One rank's trace also contains its waiting: for bandwidths, give the folder with all ranks.")
     return rows, remarks

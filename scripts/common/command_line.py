@@ -63,7 +63,7 @@ class Parser(argparse.ArgumentParser):
         super().__init__(program, None, description, allow_abbrev=False, **layout)
         self.color = False  # from Python 3.14 on argparse writes escape codes
         if with_json:
-            self.add_argument("--json", metavar="FILE", help="write the results as JSON (- prints it, not the text)")
+            self.add_argument("--json", metavar="FILE", help="write the results as JSON (-: print them as JSON)")
 
     def error(self, message):
         self.exit(2, f"{self.prog}: error: {message}\n")
@@ -90,7 +90,7 @@ class Parser(argparse.ArgumentParser):
         parsed, rest = super().parse_known_args(args, namespace)
         if any(word.split("=")[0] == "--metrics-file" for word in rest):
             self.error(
-                "leave --metrics-file out: this tool names the file of each run itself; --help lists where results go"
+                "leave out --metrics-file: this tool names the files of its runs itself; --help says where results go"
             )
         return parsed, rest
 
@@ -109,7 +109,7 @@ class Parser(argparse.ArgumentParser):
         for name in sorted(RESULTS & options.keys()):
             result = options[name] or ""
             if os.path.isfile(result) and any(os.path.samefile(file, result) for file in files):
-                self.error(f"--{name.replace('_', '-')} {result} is a file that is read: choose another name")
+                self.error(f"--{name.replace('_', '-')} {result} is a file that this tool reads: choose another name")
 
     def need_folders(self, options):
         """Refuse a file for results in a folder that is not there, before hours of work; a tool may make its own."""
@@ -195,7 +195,7 @@ def result_folder(name, option="--profile-dir"):
 def whole(text):
     """Convert a text of plain digits; int alone takes 1_0 and the digits of other scripts too."""
     if not re.fullmatch("[-+]?[0-9]+", text.strip()):
-        raise ValueError(f"{text!r} is no whole number")
+        raise ValueError(f"{text!r} isn't a whole number")
     return int(text)
 
 
@@ -223,7 +223,7 @@ def listed(choices=None, convert=str):
         try:
             values = [convert(part) for part in written.split(",") if part]
         except ValueError:
-            raise argparse.ArgumentTypeError(f"{text!r}: separate whole numbers by commas, as in 4,8") from None
+            raise argparse.ArgumentTypeError(f"{text!r}: separate whole numbers with commas, as in 4,8") from None
         if not values or any(choices and value not in choices for value in values):
             allowed = ", ".join(map(str, choices)) if choices else "one or more values"
             raise argparse.ArgumentTypeError(f"{text!r}: choose from {allowed}")
@@ -236,7 +236,7 @@ numbers = listed(convert=positive)
 
 
 def add_version_option(parser):
-    words = "1 to 4 (that of the folder this is called in)"
+    words = "1 to 4 (default: the version in whose folder you call the tool)"
     parser.add_argument("--version", type=int, choices=SCRIPTS, metavar="N", help=words)
 
 
@@ -255,15 +255,15 @@ def version_meant(wanted=None):
 
 
 def add_steps(parser, option="--steps"):
-    parser.add_argument(option, type=positive, metavar="N", help="steps in it, where it does not say so itself")
+    parser.add_argument(option, type=positive, metavar="N", help="steps in the profile, if it doesn't say so itself")
 
 
 def add_gpu(parser):
-    parser.add_argument("--gpu", metavar="NAME", help="the GPU or process to read, where the profile holds several")
+    parser.add_argument("--gpu", metavar="NAME", help="GPU or process to read, if the profile has several")
 
 
 def add_time_limit(parser):
-    words = "start nothing that would not end in so many seconds"
+    words = "start nothing that couldn't finish within S seconds"
     parser.add_argument("--time-limit", type=finite, metavar="S", help=words)
 
 
@@ -301,7 +301,7 @@ def script_path(name, option):
     if path.is_dir():
         path = next(path.glob("tiny_llama_v*.py"), path)
     if not path.is_file():
-        raise Failure(2, f"{option} {name} does not exist, or holds no tiny_llama_v*.py: name the script itself")
+        raise Failure(2, f"{option} {name} does not exist, or has no tiny_llama_v*.py in it: name the script itself")
     return path
 
 
@@ -316,9 +316,9 @@ def load_script(path, option):
     try:
         statements = ast.parse(path.read_bytes()).body
     except SyntaxError as error:
-        raise Failure(2, f"{option} {path} is no valid Python: {error.msg} in line {error.lineno}") from None
+        raise Failure(2, f"{option} {path} isn't valid Python: {error.msg} in line {error.lineno}") from None
     except ValueError as error:  # a null byte, before Python 3.12
-        raise Failure(2, f"{option} {path} is no valid Python: {error}") from None
+        raise Failure(2, f"{option} {path} isn't valid Python: {error}") from None
     imports = [alias for node in statements if isinstance(node, ast.ImportFrom) for alias in node.names]
     names = {alias.asname or alias.name for alias in imports} | {getattr(node, "name", None) for node in statements}
     if "*" not in names and not {"Trainer", "canonical_views"} <= names:
@@ -328,7 +328,7 @@ def load_script(path, option):
     except ModuleNotFoundError:
         raise  # run_tool says what to do
     except SystemExit:
-        what = "importing a training script of this workshop does no work"
+        what = "put its work under if __name__ == '__main__'"
         raise Failure(2, f"{option} {path} ended the process when it was imported: {what}") from None
     except Exception as error:
         if caused_by_interrupt(error):

@@ -479,15 +479,15 @@ KERNELS = {
 KERNEL_MATMULS = {"attention_forward_kernel": 2, "attention_backward_dq_kernel": 3, "attention_backward_dkdv_kernel": 4}
 
 
-def kernel_counts(precision, s):
-    """Return {kernel of version 3: (FLOPs, bytes) of a launch, on average over a step}.
+def kernel_counts(precision, s, fused=None):
+    """Return {kernel of version 3: (FLOPs, bytes) of a launch, on average over a step}; fused as in parts().
 
     Attention's FLOPs are those of its matmuls, those of the others the operations of version 1.
     """
-    both = parts(3, precision, s)
+    both = parts(3, precision, s, fused)
     elementwise = operations(s)
     places = dict(KERNELS)
-    if loss_is_fused(3, s):
+    if loss_is_fused(3, s, fused):
         chunks = len(s.loss_chunks)
         places["cross_entropy_forward_kernel"] = ("cross-entropy", "forward", slice(0, chunks))
         places["cross_entropy_backward_kernel"] = ("cross-entropy", "forward", slice(chunks, 2 * chunks))

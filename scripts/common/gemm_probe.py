@@ -61,11 +61,19 @@ def mean_signed_error(device):
     return ((multiply(a, b).double().cpu() - exact) / exact).mean().item()
 
 
+def rounds_to_tf32(device):
+    """Return True if matmuls keep 10 fraction bits of float32 inputs, as TF32 does: 1 + 2**-12 needs 12."""
+    import torch
+
+    x = torch.full((256, 256), 1 + 2**-12, device=device)
+    return bool((multiply(x, torch.eye(256, device=device)) == 1).all())
+
+
 def describe_rounding(error, device):
     """Say what a mean signed error of float32 matmuls means."""
     import torch
 
-    if multiply(torch.full((256, 256), 1 + 2**-12, device=device), torch.eye(256, device=device)).max() > 1:
+    if not rounds_to_tf32(device):
         way_out = ": PyTorch 2.6 and 2.7 need HIPBLASLT_ALLOW_TF32=1" if torch.version.hip else ""
         return f"no TF32, or an emulated one that keeps more bits{way_out}"
     if error < ROUNDS_DOWN:

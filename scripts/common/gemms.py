@@ -16,7 +16,7 @@ GEMM_COLUMNS = (
     "matmul: {operator} | batch x m x k x n: {batch}x{m}x{k}x{n} | precision: {shown_precision} | calls: {calls:,} | "
     "ms: {ms:,.3f} | TFLOP/s: {tflops:,.1f} | quartiles: {low:,.1f} to {high:,.1f} | of peak: {of_peak:.1%}"
 )
-NO_SHAPES = "No matmul has recorded shapes: profile with record_shapes=True, and without a graph."
+NO_SHAPES = "No matmul has recorded shapes: profile with record_shapes=True and without a graph."
 
 
 def sizes_of(one):
@@ -87,12 +87,12 @@ def gemm_results(profile, ceilings=None):
     rows.sort(key=lambda row: -(row["ms"] if row["lost_ms"] is None else row["lost_ms"]))
     remarks = list(profile.remarks)
     if without and rows:
-        remarks.append(f"{without / 1e3:,.3f} ms of matmuls have no recorded shapes, and are not in this table.")
+        remarks.append(f"{without / 1e3:,.3f} ms of matmuls have no recorded shapes, so they aren't in this table.")
     if rows and all(row["peak_tflops"] is None for row in rows):
         device = profile.device or "this device"
-        remarks.append(f"The peak of {device} in these precisions is not known here: give it with --peak TFLOPS,TB/S.")
+        remarks.append(f"We don't know the peak of {device} in these precisions: give it with --peak TFLOPS,TB/S.")
     if any(row["of_peak"] and row["of_peak"] > 1 for row in rows):
-        remarks.append("A rate above the peak: the device is another one, or the kernel's time is wrong.")
+        remarks.append("A rate is above the peak: this was another device, or the kernel's time is wrong.")
     return {"trace": profile.title, "device": profile.device, "gemms": rows, "remarks": remarks}
 
 

@@ -9,7 +9,7 @@ import re
 from common.profiles import shown_names
 from common.tables import columns, rounded, text_table
 
-NO_HOST = "the profile does not hold the host's calls that launched its kernels"
+NO_HOST = "the profile lacks the host's calls that launched its kernels"
 PAUSE_US = 1000  # a gap between two steps that is longer is the profiler's or the script's pause
 AFTER_WAIT_US = 100  # within which a host that waited for a copy launches again
 SHORT_US = 10  # kernels that wait in one queue follow each other within this time
@@ -295,7 +295,7 @@ def idle_results(profile):
         "remarks": [remark for remark in profile.remarks if remark not in profile.warnings],
     }
     if gaps and not found["host_known"]:
-        found["remarks"].append(f"Why the GPU idled cannot be told: {NO_HOST}.")
+        found["remarks"].append(f"We can't tell why the GPU idled: {NO_HOST}.")
     if blind:
         found["warnings"].append("Kernels start before their launches: the clocks of host and GPU differ here.")
     found["launch_bound"], found["verdict"] = verdict(found)
@@ -315,7 +315,7 @@ def verdict(found):
     counted = found["idle_us"] - found["unsure_us"]
     share = f"the GPU waits {100 * found['idle_share']:.1f} % of the time (bound: {100 * IDLE_BOUND:.0f} %)"
     if found["warnings"]:
-        return None, f"no verdict, because the profile is not complete or not consistent; {share}"
+        return None, f"no verdict, because the profile is incomplete or contradicts itself; {share}"
     if found["paused_us"] > found["idle_us"]:
         return None, "no verdict: between its steps the GPU waits longer than inside them, maybe for data"
     if found["unsure_us"] > counted:
@@ -329,12 +329,12 @@ def verdict(found):
             return None, f"no verdict: {share}, mostly in gaps over {PAUSE_US} us, and {NO_HOST}"
         return True, f"launch-bound: {share}"
     if why.get(LATE, 0) >= 50 and found["late_us"] > found["idle_us"] / 2:
-        late = f"because the host was late by more than {PAUSE_US} us at a time: the longest gaps tell at what"
+        late = f"because the host was late by more than {PAUSE_US} us at a time: the longest gaps show what it did"
         return False, f"not launch-bound, but idle: {share}, mostly {late}"
     if why.get(LATE, 0) >= 50:
         return True, f"launch-bound: {share}, mostly because the host launched late"
     if why.get(UNKNOWN, 0) >= 50:
-        return None, f"no verdict: {share}, and the profile does not tell why"
+        return None, f"no verdict: {share}, and the profile doesn't tell why"
     return False, f"not launch-bound, but idle: {share}, mostly for {found['reasons'][0]['reason']}"
 
 

@@ -142,7 +142,7 @@ def show(folder):
     """Print the table and write it as CSV; return the exit status."""
     rows = read_rows(folder)
     if not rows:
-        print(f"limits.py: {folder} holds no speed-of-light metrics: the profile saw no kernel", file=sys.stderr)
+        print(f"limits.py: {folder} has no speed-of-light metrics: the profile saw no kernel", file=sys.stderr)
         return 1
     rows = [row | {"limited_by": limit_of(row)} for row in rows]
     shown = [row | {"shown": short(row["kernel"], 40)} for row in rows[:TOP]]
@@ -153,7 +153,7 @@ def show(folder):
     print(text_table(*columns(f"kernel: {{shown}}{cells} | limited by: {{limited_by}}", shown)))
     print(f"limited by: a unit at {BUSY} % of its peak or more, else latency (few waves: under {FEW_WAVES} %)")
     if any(row["limited_by"] == "unknown" for row in rows):
-        print("unknown: the profile lacks the percentage of a peak, which the tool may not know for this GPU")
+        print("unknown: the profile lacks percentages of a peak, perhaps because the profiler doesn't know this GPU's")
     return 0
 
 

@@ -1,4 +1,4 @@
-"""Train Hugging Face's Llama like the four versions: as a good engineer would run it, so that a lead over it counts.
+"""Train Hugging Face's Llama as a good engineer would, with the data and options of the four versions.
 
     python scripts/common/peers.py --preset small --use-amp --enable-torch-compile
     python scripts/common/peers.py --preset small --use-amp --enable-torch-compile --fp8 --fp8-recipe rowwise
@@ -10,13 +10,13 @@ Attention is the fused causal kernel without a mask tensor, AdamW is PyTorch's f
 With --library liger, Liger's kernels are those for RMSNorm, RoPE and SwiGLU. --liger-loss computes output head and loss
 in chunks, with Liger's fused linear cross-entropy.
 
-What else a stack of libraries can do has an option each: --master-weights computes with 16-bit weights, and AdamW
-updates float32 masters of them. --compile-optimizer compiles that update. --packed multiplies q, k and v in one GEMM,
-gate and up in another. --attention-backend chooses SDPA's kernel. --compile-blocks compiles each layer by itself.
+Further options build a faster stack from libraries. --master-weights computes with 16-bit weights, and AdamW updates
+float32 masters. --compile-optimizer compiles that update. --packed computes q, k and v in one GEMM, gate and up in
+another. --attention-backend chooses SDPA's kernel. --compile-blocks compiles each layer separately.
 
-This is version 1's script with a library's model, loss and optimizer in place of its own. Weights, batches, options,
-the timed step, the graph, the printed summary and the metrics file are version 1's, so the numbers can be compared.
-Exit status: as version 1's; 2 also if the library is not installed.
+This is version 1's script with a library's model, loss and optimizer. Weights, batches, options, the timed step, the
+graph, the printed summary and the metrics file are version 1's, so you can compare the numbers.
+Exit status: as version 1's; 2 also if the library isn't installed.
 """
 
 import contextlib
@@ -210,7 +210,7 @@ def make_optimizer(model, options):
 
 
 def add_version_options(add):
-    add("--library", choices=PACKAGES, default="transformers", help="whose model (%(default)s)")
+    add("--library", choices=PACKAGES, default="transformers", help="library whose model is trained (%(default)s)")
     add("--liger-loss", action="store_true", help="output head and loss by Liger's fused linear cross-entropy")
     add("--master-weights", action="store_true", help="16-bit weights and float32 masters, with --use-amp: no autocast")
     add("--packed", action="store_true", help="one GEMM for q, k and v, and one for gate and up")
@@ -236,7 +236,7 @@ def complete_version_options(options, user_error):
         if given and not options.on_gpu:
             raise user_error(f"{option} needs a GPU, got {options.device}")
     if options.liger_loss and options.use_amp and options.amp_dtype == "float16":
-        raise user_error("--liger-loss must have --amp-dtype bfloat16, whose loss is not scaled, got float16")
+        raise user_error("--liger-loss needs --amp-dtype bfloat16, whose loss isn't scaled, got float16")
     if options.fp8 and not options.use_amp:
         raise user_error("--fp8 needs --use-amp: the other operations run in 16 bits")
     if options.master_weights and not options.use_amp:

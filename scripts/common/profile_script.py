@@ -2,9 +2,9 @@
 
 python profile_script.py --profile-dir DIR [--warmup-steps 2] [--profile-steps 3] [--profile-memory] train.py ARGUMENTS
 
-A step ends with the step of the script's first optimizer. The first steps, in which libraries are loaded and kernels
-are compiled, are left out; --warmup-steps 0 profiles from the start. Of several processes only rank 0 is profiled. The
-script runs to its end.
+A step ends when the script's first optimizer steps. The first steps load libraries and compile kernels, so they're left
+out; --warmup-steps 0 profiles from the start. With several processes only rank 0 is profiled. The script runs to its
+end.
 """
 
 import argparse
@@ -29,7 +29,7 @@ def export_trace(profiler, path):
             file.write(bytes(2**16))
             file.flush()
             os.fsync(file.fileno())
-        raise OSError(None, "the profiler wrote a part of it only")
+        raise OSError(None, "the profiler wrote only a part of it")
     except OSError as error:
         for cut in (path, unfinished):
             cut.unlink(missing_ok=True)

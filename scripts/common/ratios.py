@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 ROUNDS_NEEDED = 5
 STARTS_NEEDED = 3
+NO_PAIR = "nothing was timed against itself"
 
 
 class Gain(NamedTuple):
@@ -99,7 +100,7 @@ def gain(base, times, pair=None, starts=None):
     elif starts < STARTS_NEEDED:
         missing = f"{counted(starts, 'start')} of the {STARTS_NEEDED} needed"
     elif noise is None:
-        missing = "no A/A pair"
+        missing = NO_PAIR
     middle = statistics.median(found)
     agree = min(found) > 1 or max(found) < 1
     shown = missing is None and agree and abs(math.log(middle)) > noise
@@ -118,10 +119,10 @@ def counted(number, word):
 
 
 def noise_line(name, noise):
-    """Return the sentence about an A/A pair that was measured under two names."""
-    return f"A/A: {name} under two names differs by up to {100 * math.expm1(noise):.1f} % within a round"
+    """Return the sentence about an A/A pair: one program that was measured twice in every round."""
+    return f"Timed against itself, {name} differs by up to {100 * math.expm1(noise):.1f} % within a round"
 
 
 def noisiest_line(name, percent):
     """Return the sentence about what noisiest() found."""
-    return f"Noisiest: {name} differs by up to {percent:.1f} % from its own median"
+    return f"The noisiest, {name}, strays up to {percent:.1f} % from its own median"

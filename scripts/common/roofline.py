@@ -9,6 +9,7 @@ import time
 
 from common import counts
 from common.command_line import Failure, add_gpu, add_steps, finite, progress
+from common.gemm_probe import rounds_to_tf32
 from common.gemms import FACTORS
 from common.gemms import precision_of as precision_of_gemm
 from common.gpus import GPUS, gpu_named, peak_tflops
@@ -99,7 +100,8 @@ def bytes_without_products(name, dims, inputs, size):
 def operator_table(profile, steps, ceilings):
     """Return a row, per step, for each operator and group, longest first."""
     parts = {}
-    known = counted_kernels(profile.metadata)
+    fused = any(one.name == "LinearCrossEntropyFunction" for one in profile.operations)
+    known = counted_kernels(profile.metadata, fused)
     for one in profile.operations:
         parts.setdefault((one.name, one.group), []).append(one)
     rows = [operator_row(calls, steps, ceilings, known) for calls in parts.values()]
@@ -107,8 +109,11 @@ def operator_table(profile, steps, ceilings):
     return [row | {"share_percent": 100 * row["ms"] / (whole or 1)} for row in sorted(rows, key=lambda row: -row["ms"])]
 
 
-def counted_kernels(metadata):
-    """Return {kernel: (FLOPs, bytes) of a launch} of the kernels whose work the sizes in a trace tell."""
+def counted_kernels(metadata, fused=None):
+    """Return {kernel: (FLOPs, bytes) of a launch} of the kernels whose work the sizes in a trace tell.
+
+    fused tells whether version 3's loss was the fused one, None that it was its default.
+    """
     if not metadata:
         return {}
     config = argparse.Namespace(**metadata, head_dim=metadata["hidden_dim"] // metadata["num_heads"])
@@ -116,7 +121,8 @@ def counted_kernels(metadata):
     precision = metadata["precision"]
     attention = counts.step_counts(2, precision, sizes._replace(L=1))["attention"]
     forward, backward = ((phase["flops"], phase["bytes"]) for phase in attention.values())
-    return counts.kernel_counts(precision, sizes) | {"flex_attention": forward, "flex_attention_backward": backward}
+    flex = {"flex_attention": forward, "flex_attention_backward": backward}
+    return counts.kernel_counts(precision, sizes, fused) | flex
 
 
 def work_of(one, known):
@@ -157,7 +163,7 @@ def operator_row(calls, steps, ceilings, known):
 
 def add_trace_options(parser):
     parser.add_argument("--profile-data", required=True, metavar="DIR", help="PyTorch trace, or a folder with one")
-    words = "ceilings of the GPU that was profiled, as 989,4.8 (measured here, else its data sheet's)"
+    words = "ceilings of the GPU you profiled, as 989,4.8 (default: measured here, or else from its data sheet)"
     parser.add_argument("--peak", type=peak, metavar="TFLOPS,TB/S", help=words)
     add_steps(parser)
     add_gpu(parser)
@@ -176,14 +182,14 @@ def analyzed_trace(options):
     profile = read_profile(options.profile_data, options.steps, options.gpu)
     check_one_gpu(profile)
     if not profile.operations:
-        raise Failure(2, f"{profile.path} holds no operators: give a trace of --enable-pytorch-profiler")
+        raise Failure(2, f"{profile.path} has no operators: give a trace made with --enable-pytorch-profiler")
     steps = steps_needed(profile)
     ceilings, origin, remarks = (options.peak, "those of --peak", []) if options.peak else ceilings_for(profile)
     remarks = list(remarks)
     with errors_of(profile.path):  # shapes can be no matrix's
         operators = operator_table(profile, steps, ceilings)
     if above := [row["operator"] for row in operators if (row["of_roofline"] or 0) > 1]:
-        cause = "their data was in a cache, or the ceilings are not those of this run"
+        cause = "their data were in a cache, or the ceilings aren't those of this run"
         remarks.append(f"{len(above)} operators are above a ceiling ({above[0]}, ...): {cause}.")
     remarks += profile.remarks
     return profile, {
@@ -231,14 +237,14 @@ def ceilings_for(profile):
     gpu = gpu_named(profile.device or "")
     here = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     if profile.on_cpu or (precision and here and profile.device in (None, here)):
-        precision = precision or "float32"
-        found = measure_ceilings("cpu" if profile.on_cpu else "cuda", precision)
-        return found, f"measured here and now, matmuls in {precision}", doubts(profile)
+        device = "cpu" if profile.on_cpu else "cuda"
+        precision = precision_here(precision or "float32", device)
+        return measure_ceilings(device, precision), f"measured here and now, matmuls in {precision}", doubts(profile)
     if precision is None:
-        way = "give a peak for it with --peak TFLOPS,TB/S"
-        return None, f"the precision of the matmuls is not known from this profile: {way}", []
+        way = "give its peak with --peak TFLOPS,TB/S"
+        return None, f"this profile doesn't tell the precision of its matmuls: {way}", []
     if gpu is None:
-        way = "give its data sheet's, or those measured there, with --peak TFLOPS,TB/S"
+        way = "take them from its data sheet, or measure them there, and give them with --peak TFLOPS,TB/S"
         return None, f"the ceilings of {profile.device or 'the GPU'} are not known here: {way}", []
     if precision == "float64":
         return None, f"the peak of {gpu} in float64 is not in our table: give it with --peak TFLOPS,TB/S", []
@@ -269,14 +275,24 @@ def precision_of(profile):
     return max(us, key=us.get) if us else "float32"
 
 
+def precision_here(precision, device):
+    """Return the precision that a device's matmuls have where this one is asked for: float32 if TF32 has no effect."""
+    import torch
+
+    if precision != "tf32":
+        return precision
+    torch.set_float32_matmul_precision("high")
+    return "tf32" if rounds_to_tf32(device) else "float32"
+
+
 def doubts(profile):
     """Return why ceilings that are measured now need not be those of the profiled run, in sentences."""
     found = []
     hours = (time.time() - profile.path.stat().st_mtime) / 3600
     if hours > OLD_HOURS:
-        found.append(f"The trace is {hours:,.0f} hours old: the device may have run at other clocks or loads than now.")
+        found.append(f"The trace is {hours:,.0f} hours old: back then the device may have had other clocks or loads.")
     if profile.on_cpu:
-        found.append("A CPU's trace names neither machine nor threads: fractions hold only if both are those of now.")
+        found.append("A CPU's trace names neither machine nor threads: the fractions hold only if neither has changed.")
     return found
 
 

@@ -142,7 +142,7 @@ def run_in_rounds(work, names, rounds, limit):
     for i in range(rounds):
         going = [name for name in names if name not in reasons]
         if i and not limit.room(len(going)):
-            progress(f"no time is left for round {i + 1} of {rounds}")
+            progress(f"there's no time left for round {i + 1} of {rounds}")
             break
         for place, name in enumerate(going):
             if not i and not limit.room():
@@ -164,9 +164,9 @@ def read_metrics(path):
     with errors_of(path):
         content = read_object(path, "metrics file")
         if not {"version", "config", "options", "environment", "steps", "summary"} <= content.keys():
-            raise Failure(2, "is no metrics file: write one with tiny_llama_v*.py --metrics-file")
+            raise Failure(2, "isn't a metrics file: write one with tiny_llama_v*.py --metrics-file")
         if not content["summary"]:
-            raise Failure(2, "holds no measured step: its run failed before the first")
+            raise Failure(2, "has no measured step: its run failed before the first one")
         for name in ("config", "options", "environment", "summary"):
             if not isinstance(content[name], dict):
                 raise TypeError(f"its {name} has no names")

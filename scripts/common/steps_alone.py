@@ -49,7 +49,7 @@ def show(folder):
     if not found:
         return 1
     if any(marker is None for _, marker in found):
-        print(f"cannot tell whether the profile holds more than the measured steps: it has no range '{RANGE}'")
+        print(f"can't tell if the profile has more than the measured steps: the range '{RANGE}' is missing")
     elif all(kernel >= marker for kernel, marker in found):
         print("the profile holds the measured steps alone")
     else:

@@ -1,15 +1,15 @@
-"""Time each of version 3's kernels alone, with PyTorch's own operators and with what the device can do at most.
+"""Time each of version 3's kernels on its own, and compare it with PyTorch's operators and the device's limits.
 
     python scripts/maintain/benchmark_kernels.py                          # all, in bfloat16; takes about 12 GiB
     python scripts/maintain/benchmark_kernels.py --only attention --json kernels.json
 
-Element-wise kernels are compared with the bandwidth of a large copy (bytes read and written), attention with the rate
-of an 8192 x 8192 x 8192 matmul of the same type. Inputs take turns, so that together they exceed twice the last cache.
-Calls are captured into a graph, and device events time its replays; the candidates of an operation take turns. Bytes
-are those that the operation cannot do without, FLOPs those of the causal half. Without a GPU it runs in Triton's
-interpreter at toy sizes, to show that it works.
+Element-wise kernels are compared with the bandwidth of a large copy (bytes read plus bytes written), attention with the
+rate of an 8192 x 8192 x 8192 matmul of the same type. The inputs change from call to call, and together they exceed
+twice the last cache. Calls are captured into a graph whose replays are timed with device events; the candidates of an
+operation take turns. Bytes are those that the operation can't do without, FLOPs those of the causal half. Without a GPU
+the kernels run in Triton's interpreter at toy sizes, only to show that the tool works.
 
-Exit status: 0; 1 where one of version 3's kernels failed; 2 for a bad option.
+Exit status: 0; 1 if one of version 3's kernels failed; 2 for a bad option.
 """
 
 import collections

@@ -4,10 +4,10 @@
     python scripts/maintain/execute_training.py                                  every target, float32 and bfloat16
     python scripts/maintain/execute_training.py gfx942 --dtype fp32 --steps 5    one of them, longer
 
-Every kernel is compiled for the target and run by the interpreter in scripts/common/amd. Version 1 runs the same steps
-in PyTorch on this CPU, in the same precision and in float64. Weights are compared by the relative error of all of them,
-with float64. A minute for each target and precision. Exit status: 0 if losses and weights are as close to float64 as
-they may be, 1 if not, 2 for bad input.
+Every kernel is compiled for the target and runs in the interpreter in scripts/common/amd. Version 1 runs the same steps
+in PyTorch on this CPU, in the same precision and in float64. For the weights the tool prints one relative error
+compared with float64, over all of them. Each target and precision takes a minute. Exit status: 0 if losses and weights
+are close enough to float64, 1 if not, 2 for bad input.
 """
 
 import os

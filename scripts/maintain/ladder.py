@@ -4,18 +4,21 @@
     python scripts/maintain/ladder.py --write        # put tables, numbers and links to pictures into all pages
     python scripts/maintain/ladder.py --draw         # draw the pictures, which needs matplotlib
 
-A recorded run is a folder that maintain/record.sh wrote. Each table comes from one of its parts: ladder and
-ladder_small from the parts whose names begin with ladder, peers and vocabulary likewise; v1 to v4 and v1_v3 from the
-headline; graph, kernels, ablation2, ablation3, losses and ddp from the part of that name; traces, traces_made and
-traces_read from trace; expected from all ladders of medium and the data sheets' numbers of common/counts.py. In the
-ladder and in vocabulary "..." stands where nothing has been measured.
-tested_on says what was executed, compiled, run against stubs or never run: it comes from all recorded runs, the
-targets of inspect_kernels.py, the stubs of tests/tools/stubs and the sets of versions in common/constraints*.txt.
-A page has a table, or a number of maintain/facts.py, where it has its markers, see maintain/pages.py. A part that the
-run lacks comes from the newest other run that holds it, as the line above its table says; headline and ladder are
-always the newest run's.
+A recorded run is a folder that maintain/record.sh wrote. A table goes wherever a page has its markers, and so does a
+number of maintain/facts.py. In the ladder and in vocabulary, "..." means that nothing was measured.
 
-Exit status: 0; 1 if a page differs, or without matplotlib; 2 for a bad option or a file that cannot be read.
+    ladder, ladder_small, peers, vocabulary                the parts whose names begin like that
+    v1 to v4, v1_v3                                        the part headline
+    graph, kernels, ablation2, ablation3, losses, ddp      the part of that name
+    traces, traces_made, traces_read                       the part trace
+    expected                                               all ladders of medium, and the data sheets in common/gpus.py
+    tested_on                                              all recorded runs, inspect_kernels.py's targets,
+                                                           tests/tools/stubs, common/constraints*.txt
+
+If the newest run lacks a part, it comes from the newest run that has it, and the line above the table says so. Headline
+and ladder always come from the newest run.
+
+Exit status: 0; 1 if a page differs, or without matplotlib; 2 for a bad option or a file that can't be read.
 """
 
 import json
@@ -49,15 +52,15 @@ def origin(record, recorded):
 
 
 def explained(results):
-    """Return what a row's numbers are, in one sentence."""
+    """Return what a row's numbers are, in short sentences."""
     repeats = sorted({row["repeats"] for row in results["rows"]})
     count = counted(repeats[-1], "run")
     if repeats[0] < repeats[-1]:
         count = f"{repeats[0]} to {count}"
-    gradients = " Gradient error: the worst parameter's, relative to V1 in fp32." if results["accuracy"] else ""
+    gradients = " The gradient error is that of the worst parameter, compared with V1 in fp32."
     return (
-        f"Step time: median and quartiles over {count} per row, interleaved with the other rows on one machine. "
-        f"Peak memory: the largest.{gradients}"
+        f"Step times are medians with quartiles, over {count} per row. The rows took turns on one machine. "
+        f"Peak memory is the largest that we saw.{gradients if results['accuracy'] else ''}"
     )
 
 
@@ -79,7 +82,7 @@ def suite_table(recorded, part, keep=lambda model: True):
 # ---------------------------------------------------------------- the ladder
 
 EMPTY = "..."  # not measured yet
-ROADS = "**the roads part here; each end point is a bundle of ideas**"
+ROADS = "**from here there are three roads, and each row bundles several ideas**"
 
 
 def step_cell(column, name):
@@ -145,27 +148,35 @@ def span(numbers, word="round"):
     return least + counted(max(numbers), word)
 
 
+def row_title(name):
+    """Return how a sentence names a row of the ladder: "row g (compiler)"."""
+    rung = rungs.by_name(rungs.LADDER).get(name)
+    if rung is None or not rung.shown:
+        return f"row {name}"
+    return f"row {rung.shown}" if rung.version == "peer" else f"row {name} ({rung.shown})"
+
+
 def told_of(column, recorded):
-    """Return the lines below a ladder: where a column was measured, what is noise, and the leads over the peers."""
+    """Return the lines below a ladder: the leads over the peers, what is noise, and where a column was measured."""
     rounds = [len(times) for name in column.rungs for times in column.medians(name) if times]
     way = "With a graph" if column.content["graph"] else "Eager"
-    told = f"{span(rounds)}, {counted(column.starts(), 'start')} of each process"
+    ideas = {rung.name: rung.idea for rung in rungs.LADDER}  # a record keeps the words of its time
+    lines = [f"**{way}.**"]
+    for name, peer in column.over_peers():
+        if found := column.gain(name, peer):
+            idea = ideas.get(peer, column.rungs[peer].idea)
+            lines.append(f"Version {column.rungs[name].version} over {idea}: {found}.")
+    if pair := column.pair():
+        lines.append(f"{noise_line(row_title(column.content['again']), furthest(ratios(*pair)))}.")
+        name, percent = column.noisiest()
+        lines.append(f"{noisiest_line(row_title(name), percent)}.")
+    lines.append(f"We measured {span(rounds)} over {counted(column.starts(), 'start')} of each process.")
     if len(column.rounds) > column.turns():  # a rung that others are compared with is in each of their groups
         pairs = [*column.over_peers(), *column.over_bases()]
         gains = [gain for name, base in pairs if (gain := column.gain(name, base))]
         shared = span([gain.rounds for gain in gains])
-        told += f"; not all rows fit into memory together, so each gain is of the {shared} that both its rows ran in"
-    lines = [f"**{way}**: {told}. {origin(column.content['record'], recorded)}"]
-    if pair := column.pair():
-        lines.append(f"{noise_line('row ' + column.content['again'], furthest(ratios(*pair)))}.")
-        name, percent = column.noisiest()
-        lines.append(f"{noisiest_line(f'row {name}', percent)}.")
-    ideas = {rung.name: rung.idea for rung in rungs.LADDER}  # a record keeps the words of its time
-    for name, peer in column.over_peers():
-        found = column.gain(name, peer)
-        if found:
-            lines.append(f"Row {name} over {ideas.get(peer, column.rungs[peer].idea)}: {found}.")
-    return " ".join(lines)
+        lines.append(f"Memory doesn't hold all rows at once, so a gain uses the {shared} that ran both of its rows.")
+    return " ".join([*lines, origin(column.content["record"], recorded)])
 
 
 def ladders_of_gpus(recorded):
@@ -240,7 +251,7 @@ def vocabulary_table(recorded):
         texts.append(markdown_table([name, *(f"V = {V:,}" for V in rungs.VOCABULARIES)], lines))
     measured = columns.values()
     if measured:
-        told = f"{span([column.turns() for column in measured])} of {span([c.starts() for c in measured], 'start')}"
+        told = f"{span([column.turns() for column in measured])} over {span([c.starts() for c in measured], 'start')}"
         pairs = [furthest(ratios(*pair)) for column in measured if (pair := column.pair())]
         if pairs:
             told += f". {noise_line(next(iter(measured)).content['again'], max(pairs))}"
@@ -268,7 +279,7 @@ def graph_table(recorded):
         return None
     told = origin(results["record"], recorded)
     if few:
-        told += f" {counted(few, 'round')}: too few to judge a small difference."
+        told += f" {counted(few, 'round')} can't settle a small difference."
     ratio = "eager / graph" if few == 1 else "eager / graph (smallest to largest)"
     header = ["preset", "", "precision", "eager ms", "graph ms", ratio]
     return f"{told}\n\n{markdown_table(header, lines, left=3)}"
@@ -291,14 +302,15 @@ def kernels_table(recorded):
     if not lines:
         return None
     rates = ", ".join(f"{SHORT_PRECISIONS[p]} {rate:,.0f}" for p, rate in kernels["ceilings"]["product"].items())
-    ceilings = f"copy {kernels['ceilings']['copy']:,.0f} GB/s (read and written), 8192³ matmuls {rates} TFLOP/s"
+    copy = f"A large copy reaches {kernels['ceilings']['copy']:,.0f} GB/s (bytes read plus bytes written)"
+    matmuls = f"8192³ matmuls reach {rates} TFLOP/s"
     header = ["V3's kernel", "us", "rate", "of the ceiling", "fastest PyTorch candidate", "its time / V3's"]
-    told = f"Ceilings: {ceilings}. Kernels in {SHORT_PRECISIONS[kernels['dtype']]}, alone:"
+    told = f"{copy}, and {matmuls}. Each kernel ran on its own, in {SHORT_PRECISIONS[kernels['dtype']]}:"
     return f"{origin(kernels['record'], recorded)} {told}\n\n{markdown_table(header, lines)}"
 
 
 def changes(study, switch, key):
-    """Return by how much a switch changes a value when it is added alone, and last, as text."""
+    """Return by how much a switch changes a value alone, and as the last one switched on, as text."""
     values = {frozenset(row["on"]): row[key] for row in study["combinations"]}
     every = frozenset(row["switch"] for row in study["switches"])
     pairs = [(frozenset(), frozenset([switch])), (every - {switch}, every)]
@@ -307,7 +319,7 @@ def changes(study, switch, key):
 
 
 def ablation_table(recorded, part):
-    """Return what each switch is worth alone, with all others off, and last, with all others on."""
+    """Return what each switch is worth alone, and as the last one switched on."""
     study = recorded.json(part, "ablation.json")
     if not study:
         return None
@@ -323,17 +335,19 @@ def ablation_table(recorded, part):
         cells = [gain_text(gain) for gain in gains]
         cells += [changes(study, row["switch"], key) for key in ("peak_memory_mb", "kernels")]
         lines.append([row["switch"], *cells])
-    told = f"A step takes {rounded(none, 4)} ms without any switch, {rounded(every, 4)} ms with all. "
+    told = f"A step takes {rounded(none, 4)} ms with all switches off and {rounded(every, 4)} ms with all on. "
     if few:
         told += f"Not judged: {', '.join(sorted(few))}. "
     elif noise := ablation.pair_of(study["combinations"], switches, study.get("again_ms", ())):
-        told += f"{counted(len(noise[0]), 'round')}. {noise_line('all switches on', furthest(ratios(*noise)))}. "
+        told += f"{noise_line('the step with all on', furthest(ratios(*noise)))}. "
         runs = {row["name"]: row["steps_ms"] for row in study["combinations"] if row["steps_ms"]}
         name, percent = noisiest(runs)
         told += f"{noisiest_line(repr(name), percent)}. "
+        told += f"We measured {counted(len(noise[0]), 'round')}. "
+    told += "Alone: all others are off. Last: all others are on."
     header = ["switch", "speed-up alone", "speed-up last"]
     header += ["peak MiB (alone, last)", "kernels per step (alone, last)"]
-    return f"{origin(study['record'], recorded)} {told.strip()}\n\n{markdown_table(header, lines)}"
+    return f"{origin(study['record'], recorded)} {told}\n\n{markdown_table(header, lines)}"
 
 
 # ---------------------------------------------------------------- what was tested where
@@ -390,13 +404,13 @@ def tested_on(recorded):
             ", ".join(name for name, target in TARGETS.items() if target.backend == "hip"),
             f"{executed_with()}, {versions_of('constraints.txt')}",
             "version 3's kernels, forward and backward, in float32, bfloat16 and float16, and those of fp8 on gfx942, "
-            "gfx950 and gfx1201 (PyTorch's fp8 matmuls are not executed)",
+            "gfx950 and gfx1201 (but not PyTorch's fp8 matmuls)",
         ),
         ("compiled", ", ".join(TARGETS), "", "version 3's kernels: registers, LDS, spills"),
         ("run against stubs", f"profilers of ROCm {', '.join(ran)}", "", "wrappers: command lines, result files"),
         ("read, not run: stubs of sources and changelogs", f"profilers of ROCm {', '.join(read)}", "", "the same"),
         ("run against stubs", f"machines with ROCm {releases}", "", "quickstart's choice of a PyTorch build"),
-        ("never", f"{amd}aarch64, macOS, Windows (in WSL it is Linux)", "", "anything"),
+        ("not tried", f"{amd}aarch64, macOS, Windows (in WSL it's Linux)", "", ""),
     ]
     return markdown_table(["", "platform", "versions", "what"], rows, left=4)
 

@@ -28,7 +28,7 @@ QUANTITIES = {"training_loss": "training loss", "held_out_loss": "held-out loss"
 POINT = 20  # steps of which a point of a curve is the mean
 LAST = 100  # steps of which the training loss is the mean
 NEEDED = ("record", "script_sha256", "settings", "text", "batches_sha256", "curve", *QUANTITIES)
-NOT_MEASURED = "Longer runs on real text, the formats compared within a seed, are not measured yet."
+NOT_MEASURED = "We haven't measured longer runs on real text yet."
 
 
 def title(variant):
@@ -55,7 +55,7 @@ def read_run(path):
         for name in NEEDED:
             run[name]  # a KeyError names what is missing
         if run["variant"] not in VARIANTS or path_of("", run["variant"], run["seed"]).name != path.name:
-            raise ValueError(f"it is of {run['variant']}, seed {run['seed']}")
+            raise ValueError(f"it belongs to {run['variant']}, seed {run['seed']}")
         for name in QUANTITIES:
             check_loss(name, run[name])
         for value in run["curve"]:
@@ -73,10 +73,10 @@ def check_same(run, wanted, path):
     """Raise Failure unless a run has the settings, text, commit and kind of machine of another."""
     for name in ("settings", "text", "script_sha256"):
         if run[name] != wanted[name]:
-            raise Failure(2, f"{path} has another {name} than the other runs")
+            raise Failure(2, f"{path} differs from the other runs in its {name}")
     for name in ("commit", *SAME_RUN):
         if run["record"].get(name) != wanted["record"].get(name):
-            raise Failure(2, f"{path} is of another {name} than the other runs")
+            raise Failure(2, f"{path} differs from the other runs in its {name}")
 
 
 def read_complete(folder):
@@ -196,17 +196,17 @@ def losses_text(recorded, origin):
     settings = first["settings"]
     where = origin(first["record"], recorded.holding("losses"))
     told = (
-        f"{where} Longer runs on real text: {settings['steps']:,} steps of "
-        f"{settings['preset'] or 'a toy model'} with "
-        f"{settings['batch_size']} sequences of {settings['seq_len']} tokens, {settings['seeds']} seeds. "
-        f"Text: {described(first['text'])}. The training loss is the mean of the last {LAST} steps; the held-out loss "
-        f"is that of {settings['held_out_tokens']:,} tokens. Both are in nats per byte. A difference is taken within "
-        "a seed. Nudged: every initial weight moved by one unit in the last place of bfloat16. A difference is shown "
-        "if all seeds agree about its sign and its mean is larger than the furthest nudged one."
+        f"We trained {settings['preset'] or 'a toy model'} for {settings['steps']:,} steps of "
+        f"{settings['batch_size']} sequences of {settings['seq_len']} tokens, with {settings['seeds']} seeds. "
+        f"The text: {described(first['text'])}. The training loss is the mean of the last {LAST} steps, the held-out "
+        f"loss that of {settings['held_out_tokens']:,} tokens, both in nats per byte. We compare runs with the same "
+        "seed. To see what rounding alone does, the nudged runs start with every weight moved by one unit in the last "
+        "place of bfloat16. We report a difference only if all seeds agree on its sign and its mean exceeds the "
+        f"largest difference of a nudged run. {where}"
     )
     hosts = {run["record"]["host"] for run in runs.values()}
     if len(hosts) > 1:
-        told += f" The runs are of {len(hosts)} hosts."
+        told += f" The runs come from {len(hosts)} machines."
     verdicts = [
         f"{title(variant)}: {'; '.join(verdict(runs, variant, quantity) for quantity in QUANTITIES)}."
         for variant in COMPARED

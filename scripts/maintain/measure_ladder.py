@@ -1,4 +1,4 @@
-"""Measure the ladder, the ways to run the peer, or output heads over the vocabulary, in rounds of warm processes.
+"""Measure the ladder, the ways to run Hugging Face's model, or output heads for several vocabularies.
 
     python scripts/maintain/measure_ladder.py --peer-variants --presets medium,small --graph on --results PEERS
     python scripts/maintain/measure_ladder.py --tuned PEERS/peers.json --presets medium --graph on --results FOLDER
@@ -6,11 +6,12 @@
         --graph on --results FOLDER
     python scripts/maintain/measure_ladder.py --results FOLDER --append --time-limit 500    # what is missing
 
-A rung of maintain/rungs.py is one idea away from the rung that it builds on. The processes of all rungs run at the same
-time and take turns. FOLDER/ladder.json keeps every step. --peer-variants times each way to run the peer, and writes
-FOLDER/peers.json; a rung that is tuned takes the fastest of its precision from the file that --tuned names.
---vocabularies measures the rows of rungs.VOCABULARY, which compute the logits whole or in chunks, at each number of
-entries, and writes FOLDER/vocabulary.json. Options that are not listed go to all scripts.
+Each rung in maintain/rungs.py is one idea away from the rung that it builds on. A process for each rung stays warm, and
+they take turns, in rounds. FOLDER/ladder.json keeps every step. --peer-variants times each way to run Hugging Face's
+model, and writes FOLDER/peers.json. Give that file to --tuned: the strongest stack of libraries then runs with the
+options of the fastest way in its precision. --vocabularies measures the rows of rungs.VOCABULARY, with whole logits or
+in chunks, for each number of entries, and writes FOLDER/vocabulary.json. Options that aren't listed here go to all
+scripts.
 
 Exit status: 0; 1 if nothing was measured or --time-limit left some out; 2 for a bad option; 130 if interrupted.
 """
@@ -38,20 +39,18 @@ PROGRAM = "measure_ladder.py"
 def build_parser():
     parser = Parser(PROGRAM, __doc__, with_json=False)
     add = parser.add_argument
-    add("--peer-variants", action="store_true", help="measure the ways to run the peer instead of the ladder")
-    add("--vocabularies", type=numbers, metavar="V,V", help="measure output heads with so many entries instead")
+    add("--peer-variants", action="store_true", help="measure ways to run Hugging Face's model, not the ladder")
+    add("--vocabularies", type=numbers, metavar="V,V", help="measure output heads with this many entries instead")
     add("--presets", type=listed(["tiny", "small", "medium"]), help="tiny, small, medium (small; tiny on a CPU)")
     add("--graph", type=listed(["on", "off"]), default=["on", "off"], help="on, off (both)")
     slow = rungs.SLOW_PEER.name
-    add(
-        "--rungs", type=listed(), help=f"by name (all; of --peer-variants all but {slow}, whose compiler takes minutes)"
-    )
-    add("--tuned", type=pathlib.Path, metavar="FILE", help="peers.json, from which tuned rungs take their options")
-    add("--starts", type=positive, help="of every process (3; 1 for --peer-variants)")
-    add("--rounds", type=positive, default=2, help="after each start (%(default)s)")
-    add("--num-steps", type=positive, default=10, help="of a process whenever it is asked (%(default)s)")
-    add("--again", metavar="RUNG", help="the A/A pair, under two names (the noisiest rung eager or in a graph)")
-    add("--time-limit", type=positive, help="seconds after which all ends; --append does the rest")
+    add("--rungs", type=listed(), help=f"rungs to measure, by name (all but {slow}, which takes minutes to compile)")
+    add("--tuned", type=pathlib.Path, metavar="FILE", help="peers.json that holds the options of tuned rungs")
+    add("--starts", type=positive, help="starts of every process (3; 1 for --peer-variants)")
+    add("--rounds", type=positive, default=2, help="rounds after each start (%(default)s)")
+    add("--num-steps", type=positive, default=10, help="steps of a process per turn (%(default)s)")
+    add("--again", metavar="RUNG", help="rung that is timed against itself (the noisiest one)")
+    add("--time-limit", type=positive, help="end after this many seconds; --append does the rest")
     add("--results", type=pathlib.Path, metavar="FOLDER", required=True)
     add("--append", action="store_true", help="keep what FOLDER holds and run what it lacks")
     return parser
@@ -69,7 +68,7 @@ def parse_arguments(argv):
     known_rungs = rungs.by_name(rows_of(arguments))
     for name in [*(arguments.rungs or []), *([arguments.again] if arguments.again else [])]:
         if name not in known_rungs:
-            parser.error(f"--rungs, --again: {name} is none of {', '.join(known_rungs)}")
+            parser.error(f"--rungs, --again: {name} isn't one of {', '.join(known_rungs)}")
     if not arguments.rungs:
         arguments.rungs = default_rungs(known_rungs, arguments.tuned)
     arguments.rungs = [known_rungs[name] for name in known_rungs if name in arguments.rungs]

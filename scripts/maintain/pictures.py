@@ -165,7 +165,7 @@ def draw_falls(axes, found):
 def draw_pairs(axes, found):
     """Draw each rung's eager step and the one in a graph."""
     (ax,) = axes
-    for way, color, column in zip(("eager", "in a graph"), (GREY, BLUE), found, strict=True):
+    for way, color, column in zip(("eager", "with a graph"), (GREY, BLUE), found, strict=True):
         timed = timed_rungs(column)
         steps = [statistics.median(times) for _, _, times in timed]
         ax.scatter(steps, [place for place, _, _ in timed], color=color, zorder=3, label=way)
@@ -282,7 +282,7 @@ def ablation(recorded):
 def draw_ablation(axes, found):
     """Draw a bar for each gain that is shown, with a line from its smallest to its largest round."""
     (ax,) = axes
-    for shift, color, key, label in ((-0.2, BLUE, "alone", "added to none"), (0.2, RED, "last", "added to all others")):
+    for shift, color, key, label in ((-0.2, BLUE, "alone", "alone"), (0.2, RED, "last", "last")):
         for y, row in enumerate(found):
             gain = row[key]
             if gain and (gain.shown or gain.missing):
@@ -300,7 +300,7 @@ def draw_ablation(axes, found):
 
 def tell_ablation(found):
     told = [f"{row['switch']} {gain_text(row['alone'])} and {gain_text(row['last'])}" for row in found]
-    return f"Speed-up by each switch, added to none and added to all others: {'; '.join(told)}."
+    return f"Speed-up by each switch, alone and last: {'; '.join(told)}."
 
 
 def stages(recorded):
@@ -336,7 +336,7 @@ def draw_stages(axes, found):
 
 def tell_stages(found):
     told = [f"stage {n}: {sum(row['phases']):.1f} and {row['step']:.2f}" for n, row in enumerate(found, 1)]
-    return f"Sum of the phases, and the step as timed, in ms. {'; '.join(told)}."
+    return f"The phases added up, and the step as timed, in ms. {'; '.join(told)}."
 
 
 ROOFLINE = {  # what benchmark_kernels.py timed -> the kernel, and the elements of its tensor at sizes s
@@ -503,7 +503,7 @@ def tell_losses(runs):
     for quantity, name in losses.QUANTITIES.items():
         pairs = [f"{losses.title(variant)} {losses.judged(runs, variant, quantity)}" for variant in losses.COMPARED]
         told.append(f"{name}: {', '.join(pairs)}")
-    return f"Difference to bf16 within a seed, mean and range. {'; '.join(told)}."
+    return f"How far each run's loss is from bf16's with the same seed: mean and range. {'; '.join(told)}."
 
 
 # ---------------------------------------------------------------- pictures and pages

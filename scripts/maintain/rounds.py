@@ -337,7 +337,7 @@ class Rounds:
             left = [tuple(name for name in pair if name not in self.failed) for pair in pairs]
             pairs = [pair for pair in left if not done.issuperset(pair)]
             if pairs:
-                progress(f"  no room beside the others, measured next: {' '.join(sorted(set().union(*pairs) - done))}")
+                progress(f"  no room with the others, so measured next: {' '.join(sorted(set().union(*pairs) - done))}")
             alone = first in pairs
 
 

@@ -292,7 +292,7 @@ class Column:
 
     @property
     def title(self):
-        way = "in a graph" if self.content["graph"] else "eager"
+        way = "with a graph" if self.content["graph"] else "eager"
         return f"{self.content['preset']}, {way} {self.content['options']}".rstrip()
 
     def medians(self, *names):
@@ -402,13 +402,13 @@ def cells(column, rung):
 def lines_of(column):
     """Return the lines that the suite prints about a column: table, A/A pair, leads over peers, what failed."""
     rows = [cells(column, rung) for rung in column.rungs.values()]
-    count = f"{column.turns()} rounds of {column.starts()} starts"
+    count = f"{column.turns()} rounds over {column.starts()} starts"
     lines = [f"{column.title}: {count}", text_table(COLUMNS, rows, left=3)]
     if pair := column.pair():
         lines.append(noise_line(column.content["again"], furthest(ratios(*pair))))
         lines.append(noisiest_line(*column.noisiest()))
     for name, peer in column.over_peers():
         if found := column.gain(name, peer):
-            lines.append(f"lead of {name} over {peer}: {found}")
+            lines.append(f"{name} compared with {peer}: {found}")
     lines += [f"{name}: {told['reason']}" for name, told in column.told.items() if told.get("reason")]
     return lines

@@ -4,11 +4,11 @@
     python scripts/maintain/sanitize_kernels.py racecheck initcheck    # some of them
     python scripts/maintain/sanitize_kernels.py --run                  # launch the kernels once, without a tool
 
-memcheck finds reads and writes outside of a tensor, racecheck races in shared memory, initcheck reads of memory that
-nothing has written. The kernels run at shapes that divide no tile. Prints a line for each tool, and what the tool said
-where it found something. Without a GPU, --run uses Triton's interpreter.
+memcheck finds reads and writes outside a tensor, racecheck races in shared memory, and initcheck reads of memory that
+nothing has written. The kernels run at shapes that no tile divides. Prints a line for each tool, and what the tool said
+if it found something. Without a GPU, --run uses Triton's interpreter.
 
-Exit status: 0 nothing was found; 1 something was, a result is not finite, or there is no NVIDIA GPU or no
+Exit status: 0 if nothing was found; 1 if something was, a result isn't finite, or there's no NVIDIA GPU or no
 compute-sanitizer; 2 for a bad option.
 """
 

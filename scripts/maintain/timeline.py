@@ -1,10 +1,10 @@
-"""Profile a step of versions 1 and 4, and keep when each of its kernels ran: what the picture "timeline" is drawn from.
+"""Profile a step of versions 1 and 4, and record when each of its kernels ran, for the picture "timeline".
 
     python scripts/maintain/timeline.py --preset small --use-amp --json timeline.json
     python scripts/maintain/timeline.py --preset small --use-amp --traces .
 
---traces DIR writes instead trace_v1.json.gz, launched eagerly, and trace_v4.json.gz, replayed from a graph: one step
-each, for https://ui.perfetto.dev and for our readers. All other options but --json go to the training scripts.
+With --traces DIR it writes trace_v1.json.gz (launched eagerly) and trace_v4.json.gz (replayed from a graph) instead:
+one step each, for https://ui.perfetto.dev and our own tools. All other options but --json go to the training scripts.
 Exit status: 0; 1 if a run fails; 2 for a bad option.
 """
 
@@ -159,7 +159,7 @@ def write_trace(version, argv, folder):
     size = path.stat().st_size
     profile = read_profile(path)
     if size > LARGEST:
-        raise Failure(1, f"{path} has {size:,} bytes, allowed are {LARGEST:,}: fewer layers make it smaller")
+        raise Failure(1, f"{path} has {size:,} bytes, but may have {LARGEST:,}: use fewer layers")
     copies = sum(call.kind == "copy" for call in profile.calls)
     kernels = len(profile.calls) - copies
     return f"{path}: {kernels:,} {profile.unit} and {copies:,} copies of {profile.steps} step, {size:,} bytes"

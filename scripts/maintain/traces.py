@@ -94,7 +94,7 @@ def answers(steps):
         if step.hidden:
             among = ", the longest among them" if step.longest.name in step.hidden else ""
             told[-1] += f" Perfetto may leave out {counted(len(step.hidden), 'kernel')}{among}:"
-            told[-1] += " each begins a moment before the one before it has ended."
+            told[-1] += " each begins a moment before the previous one has ended."
     return "\n".join(told)
 
 
@@ -103,12 +103,12 @@ def made_with(made, recorded, steps):
 
     made: a line that says where the traces were made.
     """
-    under = " and ".join(f"V{v} {step.whole_us / 1e3:.1f} ms" for v, step in zip(VERSIONS, steps, strict=True))
-    told = f"{made} From the first kernel to the last: {under}."
+    under = " and ".join(f"{step.whole_us / 1e3:.1f} ms in V{v}" for v, step in zip(VERSIONS, steps, strict=True))
+    told = f"From its first kernel to its last, each recorded step takes {under} under the profiler. {made}"
     rows = [recorded.row(f"v{version}", PRESET, step.precision) for version, step in zip(VERSIONS, steps, strict=True)]
     if all(rows):
-        without = " and ".join(f"V{v} {rounded(row['step_ms'])} ms" for v, row in zip(VERSIONS, rows, strict=True))
-        told += f" Whole steps without a profiler: {without}, on {recorded.suite()['record']['device']}."
+        without = " and ".join(f"{rounded(row['step_ms'])} ms in V{v}" for v, row in zip(VERSIONS, rows, strict=True))
+        told += f" Without the profiler a whole step takes {without} on {recorded.suite()['record']['device']}."
     return told
 
 

@@ -3,11 +3,11 @@
     python try_pages.py                                          # all pages
     python try_pages.py ../../version3_triton/README.md --each 60   # one page, and at most a minute for a command
 
-They run in a temporary copy of the repository, with this Python as `python`; --output-dir keeps what each one printed.
-Passed over, with the reason: what needs more GPUs or hosts than there are, what stands for something else
-(DEVICE_DATE), and what tries everything itself.
+They run in a temporary copy of the repository, with this Python as `python`; --output-dir keeps what each one prints.
+It skips, and says why, commands that need more GPUs or hosts than there are, have a placeholder (DEVICE_DATE), or try
+everything themselves.
 
-Exit status: 0 all that was run ended well; 1 one did not; 2 bad input.
+Exit status: 0 if all commands that ran succeeded; 1 if one failed; 2 for bad input.
 """
 
 import os
@@ -48,7 +48,7 @@ def passed_over(command, gpus):
     if "--nnodes" in words or words[0] == "sbatch":
         return "needs several hosts"
     if found := PLACEHOLDER.search(" ".join(words)):
-        return f"{found[0]} stands for something else"
+        return f"{found[0]} is a placeholder"
     if gpus >= needed:
         return None
     return "needs a GPU" if needed == 1 else f"needs {needed} GPUs"
@@ -85,7 +85,7 @@ def pages_of(names):
     pages = [pathlib.Path(name).resolve() for name in names]
     for page in pages:
         if page not in known:
-            sentence = "is no page whose commands are known; without a name all of them are tried"
+            sentence = "isn't a page whose commands we know; leave out the name to try all of them"
             raise Failure(2, f"{page} {sentence}")
     return pages or known
 

@@ -9,7 +9,7 @@ from processes import run_file
 
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 PASSES_ON = re.compile(
-    r"[Oo]ptions? (that are not listed )?(of the training script |of tiny_llama_v3.py )?go|go(es)? through"
+    r"[Oo]ptions? (that aren't listed here )?(of the training script |of tiny_llama_v3.py )?go|go(es)? through"
 )
 
 

@@ -279,7 +279,7 @@ STAGE = "1 2.000 4000.0 80.0 % 0.750 1.250 0.500 100.0 7.0000 -> 6.5000 50.0 %"
             [20, 19, 18, 17, 16, 15, 14],
         ),
         ("ladder", FALLS, "b bf16 matmuls 5.000, c not deterministic 4.500.", [0, 0, 0, 0, -3]),
-        ("ladder_small", PAIRS, "b bf16 matmuls 3.000; small, in a graph: a float32 2.000.", [4, 3, 2]),
+        ("ladder_small", PAIRS, "b bf16 matmuls 3.000; small, with a graph: a float32 2.000.", [4, 3, 2]),
         ("levels", {"one": [2] * 6, "two": [3] * 6}, "scores of a layer 256 MiB.", [1] * 6 + [2] * 6),
         ("losses", LOSSES, "nudged bf16 +0.0000 (+0.0000 to +0.0000), TF32 -0.1000 (-0.1000 to -0.1000).", 2 * SHIFTS),
     ],

@@ -89,7 +89,7 @@ def test_a_command_is_ended_with_all_that_it_started(command, ended, page_of, tm
         ("torchrun --nproc-per-node 2 a.py --device cpu", 0, None),
         ("torchrun --nnodes 2 --nproc-per-node 8 a.py", 8, "needs several hosts"),
         ("sbatch --nodes 2 a.sbatch", 8, "needs several hosts"),
-        ("python ladder.py recorded/DEVICE_DATE", 1, "DEVICE_DATE stands for something else"),
+        ("python ladder.py recorded/DEVICE_DATE", 1, "DEVICE_DATE is a placeholder"),
         ("python scripts/maintain/try_pages.py", 1, "run it by itself"),
         ("python exercises/check.py 01 --watch", 1, "waits for its user"),
         ("ROCR_VISIBLE_DEVICES=0 python a.py", 0, None),
@@ -108,5 +108,5 @@ def test_comments_say_what_needs_gpus(tmp_path):
 
 
 def test_pages_that_are_none(capsys):
-    refused(try_pages.main, ["nowhere.md"], capsys, "nowhere.md is no page whose commands are known")
+    refused(try_pages.main, ["nowhere.md"], capsys, "nowhere.md isn't a page whose commands we know")
     refused(try_pages.main, ["--each", -1], capsys, "--each")

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.utils import benchmark
 
-from common import roofline
+from common import gemm_probe, roofline
 from maintain import benchmark_kernels
 
 
@@ -24,6 +24,23 @@ def test_ceilings_of_a_known_device(monkeypatch):
     assert found["matmul_tflops"] == pytest.approx(2 * 1024**3 / 1e-3 / 1e12)  # a multiply-add is two FLOPs
     assert found["copy_tb_s"] == pytest.approx(2 * 128 * 2**20 / 2e-3 / 1e12)  # every byte is read and written
     assert done == [((1024, 1024), torch.bfloat16), ((128 * 2**18,), torch.float32)]
+
+
+@pytest.mark.parametrize(("kept", "named"), [(~0, "float32"), (~0x1FFF, "tf32")])
+def test_ceilings_are_named_by_the_bits_that_matmuls_keep(kept, named, monkeypatch, tmp_path):
+    """TF32 was asked for; a GPU or a PyTorch without it multiplies in float32 all the same."""
+
+    def multiply(a, b):
+        return (a.view(torch.int32) & kept).view(torch.float32) @ b
+
+    monkeypatch.setattr(gemm_probe, "multiply", multiply)
+    monkeypatch.setattr(roofline, "measure_ceilings", lambda *_: {"matmul_tflops": 1.0, "copy_tb_s": 1.0})
+    before = torch.get_float32_matmul_precision()
+    try:
+        profile = SimpleNamespace(metadata={"precision": "tf32"}, device=None, on_cpu=True, path=tmp_path)
+        assert f"matmuls in {named}" in roofline.ceilings_for(profile)[1]
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 def test_the_shortest_time_counts(monkeypatch):

@@ -887,12 +887,12 @@ MORE_FAULTS = {  # loop and fault: status, findings and warnings, words of the r
     "distilled teacher": (1, ["no_optimizer", "untested"], "teacher.*.weight"),
     "ppo constant_ratio": (1, ["no_gradient"], "actor.weight, actor.bias"),
     "slow_model cleared": (1, ["cleared"], "4 of 5 tensors"),
-    "masters forgotten": (1, ["no_optimizer", "updated_elsewhere"], "a gradient, and no optimizer: 1 of 7 tensors"),
+    "masters forgotten": (1, ["no_optimizer", "updated_elsewhere"], "a gradient, but no optimizer: 1 of 7 tensors"),
     "lazy same_batch": (0, ["same_input"], "every step has the same input"),
     "recurrent same_batch": (0, ["same_input"], "every step has the same input"),
     "simsiam wrong_side": (0, ["not_reached", "unchanged_bias"], "predictor.*.weight (x2), predictor.*.bias (x2)"),
     "first_order no_gradient": (0, ["not_run"], "4 of 60 tensors"),
-    "listed forgotten": (1, ["no_optimizer"], "a gradient, and no optimizer: 6 of 8 tensors"),
+    "listed forgotten": (1, ["no_optimizer"], "a gradient, but no optimizer: 6 of 8 tensors"),
     "listed cut": (1, ["no_gradient"], "the gradient ends between head (has one) and Sequential.0 (has none)"),
     "fullgraph cut": (2, ["untested"], "compiled code hides what uses them"),
 }
@@ -1066,7 +1066,7 @@ def test_the_exercise_of_the_page(check, write):
 PROCESSES = [
     ("sound", 0, "sound"),
     ("kernel", 1, "cut inside 2 (RMSNorm)"),
-    ("module", 1, "equal in all processes at the start, and no longer: 5 tensors"),
+    ("module", 1, "equal in all processes at the start, but no longer: 5 tensors"),
     ("sharded", 0, "its parameters are spread over processes"),
 ]
 
@@ -1418,7 +1418,7 @@ def test_an_update_by_hand_is_not_observable(check):
         (["torchrun", "train.py"], "torchrun is a program"),
         (["bash", "train.sh"], "bash is a program"),
         ([__file__.replace(".py", ""), "x"], "does not exist"),
-        ([REPOSITORY / "README.md"], "is no Python script"),
+        ([REPOSITORY / "README.md"], "isn't a Python script"),
         ([], "name a script"),
         (["-m"], "name a module"),
         (["-m", "no_such_module"], "no_such_module"),
@@ -1526,7 +1526,7 @@ def test_the_report_is_not_written_over_the_script(tmp_path, capsys):
     with pytest.raises(SystemExit) as ended:
         check_training.main(["--json", str(script), "--", str(script)])
     printed = capsys.readouterr()
-    assert ended.value.code == 2 and "is a file of the command: choose another name" in printed.err
+    assert ended.value.code == 2 and "is a file that the command uses: choose another name" in printed.err
     assert script.read_text() == "print('ran')\n" and not printed.out
 
 

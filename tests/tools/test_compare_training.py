@@ -99,12 +99,12 @@ VERDICTS = {  # ways of old, ways of new: verdict, and words of its reason
     ("", "sgd"): ("not the same computation", "the optimizer is SGD in new and AdamW in old"),
     ("", "accumulation"): (
         "same model, data or loss not compared",
-        "new calls its model 4 times where old calls it 1 ",
+        "new calls its model 4 times, old calls it 1 ",
     ),
     ("dropout", ""): ("not the same computation", "old draws random numbers in its model and new does not"),
     ("", "autocast"): ("not the same computation", "new computes in bfloat16 on cpu, old in float32 on cpu"),
     ("", "never_cleared"): ("not the same computation", "step 2: 31 of 31 gradients differ"),
-    ("", "same_batch"): ("same model, data or loss not compared", "step 1: tensor 1 of its input is another one"),
+    ("", "same_batch"): ("same model, data or loss not compared", "step 1: tensor 1 of its input is a different one"),
     ("", "tied"): ("not the same computation", "new ties head.weight to tokens.weight"),
     ("", "unused_head"): ("not comparable", "new's value.weight, value.bias have no counterpart"),
     ("", "by_hand"): ("not comparable", "no torch.optim optimizer stepped in 10 backward passes"),
@@ -195,9 +195,9 @@ PAIRS = {  # ways of old, of new, options: verdict, words of the reason
     ("packed", "x", ""): (SAME, ""),
     ("x", "packed relu", ""): (
         "not comparable",
-        "no order of such parts gives old's outputs: pair the",
+        "no order of these parts gives old's outputs: pair the",
     ),
-    ("x", "half", ""): ("same model, data or loss not compared", "its input is the first 2 rows where old has 5"),
+    ("x", "half", ""): ("same model, data or loss not compared", "its input is the first 2 rows, and old has 5"),
     ("x", "half relu", ""): ("not the same computation", "before last .* and step 1: its input is the first 2 rows"),
     ("x", "later", ""): (
         "same model, data or loss not compared",
@@ -205,7 +205,7 @@ PAIRS = {  # ways of old, of new, options: verdict, words of the reason
     ),
     ("rows", "columns", ""): ("not comparable", "in evaluation mode they agree: compare with dropout set to 0"),
     ("rows", "columns relu", ""): ("not the same computation", "before last"),
-    ("unseeded", "x", ""): ("not comparable", "old does not repeat itself, set all its seeds"),
+    ("unseeded", "x", ""): ("not comparable", "old doesn't repeat itself; set all its seeds"),
     ("inside", "x", ""): ("not comparable", "old steps its optimizer inside backward: step after it"),
     ("x", "fails", ""): ("not comparable", "new: KeyError: 'no such file' .packed.py, line"),
 }
@@ -264,7 +264,7 @@ def test_processes_that_do_not_fit_beside_each_other_take_turns(compare, packed)
     status, report, printed = compare([packed, "x"], [packed, "half", "x"], "--no-speed")
     assert (status, report["verdict"]) == (1, "same model, data or loss not compared"), printed
     status, report, printed = compare([packed, "x"], [packed, "x"], "--rounds", "1")
-    assert status == 0 and "each process alone: two do not fit into memory" in report["rows"]["step"], printed
+    assert status == 0 and "each process alone" in report["rows"]["step"], printed
     assert "they take turns" in printed
 
 
@@ -368,7 +368,7 @@ def test_names_are_paired_by_name_by_prefix_by_option_and_by_shape():
     ("new", "options", "words"),
     [
         ({"a.w": (3, 4)}, {}, "a.w is .4, 4. in old and .3, 4. in new"),
-        ({"a.w": (4, 4), "c.b": (5,)}, {}, "old's b.b and new's c.b have no counterpart: name it with --map or --fuse"),
+        ({"a.w": (4, 4), "c.b": (5,)}, {}, "old's b.b and new's c.b have no counterpart: pair the names"),
         ({"a.w": (4, 4)}, {"maps": [(".*", "a.w")]}, "--map gives b.b and a.w the same name a.w"),
         ({"a.w": (4, 4)}, {"fuses": [("z", ["a", "b"])]}, "--fuse z=a,b fits no parameters"),
     ],
@@ -386,13 +386,13 @@ def test_other_data_are_described():
     labels = torch.arange(4)
     assert judge.describe_data([x, labels], [x.double(), labels.int()]) is None
     assert judge.describe_data([x, labels], [x]) is None  # labels outside of the call
-    assert judge.describe_data([x], [labels, x + 1]) == "new hands its model 2 tensors, old 1"
+    assert judge.describe_data([x], [labels, x + 1]) == "new hands its model 2 tensors, old hands it 1"
     assert judge.describe_data([x], [x.flip(0)]) == "its input is the same rows in another order"
-    assert judge.describe_data([x], [x[:2]]) == "its input is the first 2 rows where old has 4"
+    assert judge.describe_data([x], [x[:2]]) == "its input is the first 2 rows, and old has 4"
     assert judge.describe_data([x, labels], [x, labels + 1]) == (
-        "tensor 2 of its input is another one: 100 % of its values differ"
+        "tensor 2 of its input is a different one: 100 % of its values differ"
     )
-    assert judge.describe_data([x], [x.t()]) == "its input is [3, 4] where old's is [4, 3]"
+    assert judge.describe_data([x], [x.t()]) == "its input is [3, 4], and old's is [4, 3]"
 
 
 @pytest.mark.parametrize(
@@ -433,8 +433,8 @@ def test_a_speed_is_shown_if_it_exceeds_the_noise_of_old_under_two_names(monkeyp
         (["--", "a.py", "--versus", "b.py"], "old: a.py does not exist"),
         (["--", GPT, "--versus"], "new: name a script"),
         (["--", GPT, "--versus", "torchrun", "x.py"], "new: torchrun is a program: name the Python script itself"),
-        (["--fuse", "qkv", "--", GPT, "--versus", GPT], "'qkv' is no REGEX=REPLACEMENT"),
-        (["--map", "(=x", "--", GPT, "--versus", GPT], "'(' is no regular expression: missing )"),
+        (["--fuse", "qkv", "--", GPT, "--versus", GPT], "'qkv' isn't of the form REGEX=REPLACEMENT"),
+        (["--map", "(=x", "--", GPT, "--versus", GPT], "'(' isn't a regular expression: missing )"),
         (["--markdown", "no/such.md", "--", GPT, "--versus", GPT], "--markdown no/such.md: its folder does not exist"),
         (["--json", GPT, "--", GPT, "--versus", GPT], "char_gpt.py is a file of the command: choose another name"),
         (["--round", "3", "--", GPT, "--versus", GPT], "did you mean --rounds?"),

@@ -277,14 +277,14 @@ def test_values_that_no_file_of_our_own_holds(text, tmp_path):
         ('{"traceEvents": [{"cat": "kernel", "name": "k", "ts": 1}]}', "k starts at 1 us and takes None us"),
         ('{"traceEvents": [{"cat": "kernel", "name": "k", "ts": 1, "dur": -1}]}', "takes -1 us"),
         ('{"traceEvents": [{"cat": "kernel", "name": "k", "ts": NaN, "dur": 1}]}', "starts at nan us"),
-        ('{"traceEvents": [{"cat": "kernel", "name": null, "ts": 1, "dur": 1}]}', "None is no name"),
+        ('{"traceEvents": [{"cat": "kernel", "name": null, "ts": 1, "dur": 1}]}', "None isn't a name"),
         ('{"traceEvents": [{"cat": "kernel", "name": "k", "ts": 1, "dur": 1, "args": null}]}', "no attribute 'get'"),
         ('{"traceEvents": [{"cat": "kernel", "name": "k", "ts": 1, "dur": 0}]}', "take 0 ns"),
         ("[" * 10**5, "cut off or damaged"),
-        ('{"trace": "damaged", "steps_profiled": 2}', "no trace of a profiler"),  # it names itself
+        ('{"trace": "damaged", "steps_profiled": 2}', "not a profiler's trace"),  # it names itself
         ('{"trace": "../damaged", "steps_profiled": 2}', "Invalid name"),
         ("Name,Start_Timestamp,End_Timestamp\nk,9,2\n", "takes -7 ns"),
-        ("Name,Start_Timestamp,End_Timestamp\nk,1_0,20\n", "'1_0' is no number"),
+        ("Name,Start_Timestamp,End_Timestamp\nk,1_0,20\n", "'1_0' isn't a number"),
         ("Name,Start_Timestamp,End_Timestamp\nk,1,2", "its last line has no end"),
     ],
 )
@@ -346,7 +346,7 @@ def test_a_damage_behind_a_link_is_told_of_its_file(tmp_path, capsys):
 
 @pytest.mark.parametrize("main", [kernel_times.main, kernel_counters.main], ids=["times", "counters"])
 def test_devices_are_refused(main, capsys):
-    refused(main, ["/dev/zero"], capsys, "/dev/zero is no regular file")
+    refused(main, ["/dev/zero"], capsys, "/dev/zero isn't a regular file")
 
 
 @pytest.mark.parametrize("write", [tables.write_csv, lambda rows, path: tables.emit(rows, "", path)])

@@ -6,6 +6,7 @@ import json
 import re
 import shlex
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -176,8 +177,9 @@ def test_the_fastest_gemm_of_all_steps_is_the_peak_where_the_square_one_is_slowe
     monkeypatch.setattr(gemm_tool, "measure_ceilings", lambda *_: {"matmul_tflops": 1e-6, "copy_tb_s": 1.0})
     monkeypatch.setattr(gemm_tool, "seconds", lambda *_: 1e-3)
     sizes = ["--batch-sizes", "1", "--sequence-lengths", "8,16", "--device", "cpu"]
-    assert gemm_tool.main(["--model-config", str(toy_config), *sizes, "--json", "-"]) == 0
+    assert gemm_tool.main(["--model-config", str(toy_config), *sizes, "--precision", "tf32", "--json", "-"]) == 0
     content = json.loads(capsys.readouterr().out)
+    assert content["precision"] == "float32"  # a CPU has no TF32
     assert [max(gemm["share_of_peak"] for gemm in step["gemms"]) for step in content["steps"]] == [0.5, 1.0]
     assert content["ceilings"]["matmul_tflops"] == pytest.approx(2 * 16 * 32 * 64 / 1e-3 / 1e12)
 
@@ -187,7 +189,7 @@ def test_a_device_or_a_size_that_is_not_there_ends_the_gemms_with_one_line(toy_c
     refused(gemm_tool.main, [*config, "--device", "tpu"], capsys, "--device must be cpu, cuda or cuda:N, got tpu")
     monkeypatch.setattr(gemm_tool, "measure_ceilings", lambda *_: {"matmul_tflops": 1.0, "copy_tb_s": 1.0})
     huge = ["--batch-sizes", str(2**24), "--sequence-lengths", str(2**16), "--device", "cpu"]
-    refused(gemm_tool.main, [*config, *huge], capsys, "65536 tokens do not fit into memory", status=1)
+    refused(gemm_tool.main, [*config, *huge], capsys, "65536 tokens don't fit into memory", status=1)
 
 
 def test_the_configuration_of_version_1_is_its_default():
@@ -281,6 +283,22 @@ def test_kernel_counts_of_the_fused_loss_are_those_of_a_chunk(monkeypatch):
     assert chunks["rope_kernel"] == whole["rope_kernel"]
 
 
+@pytest.mark.parametrize("vocabulary", [64, counts.FUSED_LOSS_FROM])
+def test_bytes_of_the_loss_kernel_are_those_of_the_loss_that_ran(vocabulary):
+    """--enable-fused-loss and --disable-fused-loss override the vocabulary's default; the operator's name shows it."""
+    sizes = gemm_tool.sizes_of(CONFIG, 2, counts.LOSS_CHUNK)  # two chunks
+    names = ("hidden_dim", "num_heads", "num_kv_heads", "intermediate_dim", "num_layers")
+    metadata = {name: CONFIG[name] for name in names} | {"vocab_size": vocabulary, "precision": "float32"}
+    metadata |= {"batch_size": sizes.B, "seq_len": sizes.T}
+
+    def moved(operator):
+        call = Operation(operator, "loss", 1.0, [], [], [], ("cross_entropy_forward_kernel",))
+        profile = SimpleNamespace(metadata=metadata, operations=[call])
+        return roofline.operator_table(profile, 1, None)[0]["bytes"]
+
+    assert moved("CrossEntropyFunction") == 2 * moved("LinearCrossEntropyFunction") > 0
+
+
 @pytest.fixture
 def drawn(monkeypatch):
     """Return the axes of the pictures that are drawn."""
@@ -351,7 +369,7 @@ def test_bad_input_of_the_bandwidth_tool(known_trace, capsys, monkeypatch):
     data = ["--profile-data", "pytorch_profiles"]
     trace = known_trace / "pytorch_profiles" / "trace_v1.json"
     trace.write_text(trace.read_text().replace("MI300X", "GPU"))
-    refused(bandwidth.main, data, capsys, "are not known here: give its data sheet's")
+    refused(bandwidth.main, data, capsys, "are not known here: take them from its data sheet")
     refused(bandwidth.main, [*data, "--peak", "989"], capsys, "argument --peak")
     assert bandwidth.main([*data, "--peak", "989,4.8"]) == 0 and "989" in capsys.readouterr().out
     refused(bandwidth.main, ["--profile-data", "nowhere"], capsys, "does not exist")
@@ -362,10 +380,10 @@ def test_a_list_whose_quotes_were_escaped_for_the_shell_is_read(toy_config, caps
     words = shlex.split(r'--batch-sizes "\"4,8,16,32\"" --sequence-lengths \'64,128\'')
     assert [numbers(word) for word in words[1::2]] == [[4, 8, 16, 32], [64, 128]]
     given = ["--model-config", str(toy_config), "--batch-sizes", "4;8"]
-    refused(gemm_tool.main, given, capsys, "'4;8': separate whole numbers by commas, as in 4,8")
+    refused(gemm_tool.main, given, capsys, "'4;8': separate whole numbers with commas, as in 4,8")
 
 
 @pytest.mark.parametrize("text", ["1_0", "\uff14", "4.0", "4,1_0"])
 def test_a_number_is_written_in_plain_digits(text, capsys):
     """int alone reads 1_0 as 10, and a fullwidth digit as its number."""
-    refused(gemm_tool.main, ["--batch-sizes", text], capsys, "separate whole numbers by commas, as in 4,8")
+    refused(gemm_tool.main, ["--batch-sizes", text], capsys, "separate whole numbers with commas, as in 4,8")

@@ -63,12 +63,13 @@ def test_a_difference_is_shown_if_all_seeds_agree_and_chaos_is_smaller(folder):
 def test_a_page_says_that_nothing_is_measured_until_the_part_is_complete(folder):
     recorded = Record(folder)
     text = losses.losses_text(recorded, lambda record, _: f"Measured on {record['device']}.")
-    assert text.startswith("Measured on Toy GPU. Longer runs on real text: 40 steps of medium with 2 sequences of 8")
+    assert text.startswith("We trained medium for 40 steps of 2 sequences of 8 tokens")
+    assert "Measured on Toy GPU." in text
     assert "| fp8 | 1.5200 | 3.0400 | +0.0200 (+0.0100 to +0.0300) | +0.0400 (+0.0200 to +0.0600) |" in text
     assert "fp8: the training loss is 0.0200 higher; the held-out loss is 0.0400 higher. TF32: no diff" in text
     path = path_of(folder / "losses", "fp8", 2)
     path.write_text(json.dumps(made("fp8", 2) | {"record": {**RECORD, "host": "b"}}))
-    assert "The runs are of 2 hosts." in losses.losses_text(recorded, lambda record, _: "") and "hosts" not in text
+    assert " 2 machines." in losses.losses_text(recorded, lambda record, _: "") and "machines" not in text
     (folder / "losses" / "record.json").unlink()
     assert losses.losses_text(recorded, None) == losses.NOT_MEASURED
 
@@ -76,14 +77,14 @@ def test_a_page_says_that_nothing_is_measured_until_the_part_is_complete(folder)
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"training_loss": float("nan")}, "fp8_seed1.json is cut off or damaged: 'NaN' is no number"),
+        ({"training_loss": float("nan")}, "fp8_seed1.json is cut off or damaged: 'NaN' isn't a number"),
         ({"held_out_loss": None}, "damaged: held_out_loss must be a finite number, got None"),
         ({"curve": [1.0, "low"]}, "damaged: the curve must be a finite number, got low"),
-        ({"seed": 2}, "damaged: it is of fp8, seed 2"),
-        ({"text": {**ABOUT, "what": "books"}}, "has another text than the other runs"),
-        ({"settings": {**SETTINGS, "steps": 41}}, "has another settings than the other runs"),
-        ({"record": {**RECORD, "device": "Another GPU"}}, "is of another device than the other runs"),
-        ({"record": {**RECORD, "commit": "9876543210"}}, "is of another commit than the other runs"),
+        ({"seed": 2}, "damaged: it belongs to fp8, seed 2"),
+        ({"text": {**ABOUT, "what": "books"}}, "differs from the other runs in its text"),
+        ({"settings": {**SETTINGS, "steps": 41}}, "differs from the other runs in its settings"),
+        ({"record": {**RECORD, "device": "Another GPU"}}, "differs from the other runs in its device"),
+        ({"record": {**RECORD, "commit": "9876543210"}}, "differs from the other runs in its commit"),
         ({"batches_sha256": "7"}, "the runs of seed 1 had different batches and cannot be compared"),
     ],
 )

@@ -77,9 +77,9 @@ def test_perfetto_traces_of_rocprof_sys(tmp_path, capsys):
     assert [(k.name, k.total_ns) for k in kernels] == [("adamw_kernel", 4000), ("attention_forward_kernel", 9000)]
     content = (SAMPLES / "rocprof-sys/kernels.proto").read_bytes()
     (tmp_path / "unknown.pftrace").write_bytes(content[: content.index(b"adamw_kernel") + 40])
-    refused(kernel_times.main, [tmp_path / "unknown.pftrace"], capsys, "is no Perfetto trace, or a damaged one")
+    refused(kernel_times.main, [tmp_path / "unknown.pftrace"], capsys, "isn't a Perfetto trace, or is damaged")
     (tmp_path / "unknown.pftrace").write_bytes(b"\x0a\x18" + b"\xaa\x06\x15rocm_kernel_dispatch!")
-    refused(kernel_times.main, [tmp_path / "unknown.pftrace"], capsys, "in a form that this tool does not read", 0)
+    refused(kernel_times.main, [tmp_path / "unknown.pftrace"], capsys, "in a form that this tool can't read", 0)
 
 
 def varint(value):
@@ -386,7 +386,7 @@ def test_a_packed_trace_is_not_passed_over_for_an_older_one(make_trace, capsys):
     packed.write_bytes(gzip.compress(new.read_bytes()))
     os.utime(packed, (2e9, 2e9))
     new.unlink()
-    refused(kernel_times.main, [old.parent], capsys, f"{packed} is newer than the traces in {old.parent}")
+    refused(kernel_times.main, [old.parent], capsys, f"{packed} is newer than the unpacked traces in {old.parent}")
     os.utime(packed, (1e9, 1e9))
     assert read_profile(old.parent).calls[0].name == "old"
 
@@ -427,7 +427,7 @@ def test_of_piled_up_traces_the_newest_of_whole_steps_is_read(make_trace, capsys
     assert "\ngemm_2 " in output and "gemm_1" not in output and f"read from {folder}/trace_2.json" in output
     assert read_profile(partial).calls[0].name == "gemm_3" and "attention alone" in read_profile(partial).title
     alone = make_trace("q/trace_1.json", {"gemm": 1}, part="attention").parent
-    refused(kernel_times.main, [alone], capsys, "only traces of attention alone")
+    refused(kernel_times.main, [alone], capsys, "traces of attention only")
 
 
 def test_a_pair_is_the_newest_whose_runs_are_alike(make_trace):
@@ -439,7 +439,7 @@ def test_a_pair_is_the_newest_whose_runs_are_alike(make_trace):
     make_trace("v2/trace_3.json", {"fused large": 1}, batch_size=64, version=2)
     assert [p.calls[0].name for p in read_pair(first, second)] == ["large", "fused large"]
     other = make_trace("v3/trace_1.json", {"b": 1}, precision="bfloat16", batch_size=64).parent
-    with pytest.raises(Failure, match=r"unlike \(precision: float32, bfloat16\)"):
+    with pytest.raises(Failure, match=r"differ \(precision: float32, bfloat16\)"):
         read_pair(first, other)
 
 
@@ -518,15 +518,15 @@ def broken_files(folder):
         "empty.csv": (b"", "is empty"),
         "cut.csv": (trace[:-90], "cut off or damaged: its last line has no end"),
         "cut_and_ended.csv": (trace[:-90] + b"\n", "cut off or damaged: line 9"),
-        "header.csv": (trace.splitlines()[0] + b"\n", "names no kernel"),
+        "header.csv": (trace.splitlines()[0] + b"\n", "lists no kernel"),
         "letters.csv": (trace.replace(b"1550151853000000", b"soon"), "damaged: invalid literal for int"),
         "quote.csv": (trace.replace(b'"Kind"', b'"Kind', 1) + b"x" * 200_000 + b"\n", "field larger than field limit"),
         "counter_collection.csv": ((SAMPLES / "rocm-6.4/counter_collection.csv").read_bytes(), "kernel_counters.py"),
-        "other.csv": (b"a,b,c,d\n1,2,3,4\n", "no table of kernels' times"),
+        "other.csv": (b"a,b,c,d\n1,2,3,4\n", "no kernel times"),
         "cut.json": (cpu[:300], "cut off or damaged"),
-        "other.json": (b'{"steps": []}', "no trace of a profiler"),
-        "list.json": (b"[1]", "no trace of a profiler"),
-        "no_events.json": (b'{"traceEvents": []}', "names no kernel"),
+        "other.json": (b'{"steps": []}', "not a profiler's trace"),
+        "list.json": (b"[1]", "not a profiler's trace"),
+        "no_events.json": (b'{"traceEvents": []}', "lists no kernel"),
         "profile_v1.json": (b'{"trace": "trace_9.json", "steps_profiled": 2}', "trace_9.json cannot be read"),
         "cut.db": (sample("rocm-7.0/results.sql", folder).read_bytes()[:4000], "cut off or damaged"),
         "report.nsys-rep": (b"NV\0\xff", "nsys export --type sqlite"),
@@ -541,7 +541,7 @@ def broken_files(folder):
         yield folder / f"{table}.sqlite", words
     yield folder / "missing.csv", "does not exist"
     (folder / "nothing").mkdir()
-    yield folder / "nothing", "folder without kernel times"
+    yield folder / "nothing", "has no kernel times"
     (folder / "packed").mkdir()
     (folder / "packed" / "trace_v1.json.gz").write_bytes(b"")
     yield folder / "packed", "name one of them, such as trace_v1.json.gz"

@@ -142,7 +142,7 @@ def test_a_preset_is_trained_as_it_is_and_single_options_change_the_small_model_
     [
         ("--hidden-dim 30", 2, "--hidden-dim"),
         ("--data no/such/text", 2, "no/such/text"),
-        ("--metrics-file x.json", 2, "leave --metrics-file out"),
+        ("--metrics-file x.json", 2, "leave out --metrics-file"),
         ("--preset gigantic", 2, "--preset"),
         ("--results /dev/null/folder", 1, "--results /dev/null/folder cannot be made"),
     ],

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from common.ratios import gain, median, noise_line, ratios
+from common.ratios import NO_PAIR, gain, median, noise_line, ratios
 
 BASE = [30.0, 33.0, 30.0, 36.0, 31.5]
 TIMES = [20.0, 30.0, 24.0, 20.0, 21.0]  # ratios 1.5, 1.1, 1.25, 1.8, 1.5
@@ -50,7 +50,7 @@ def test_what_is_not_judged_says_why():
     assert str(gain(BASE, TIMES, QUIET, starts=2)) == "not judged: 2 starts of the 3 needed"
     assert gain(BASE, TIMES, QUIET, starts=3).shown
     assert few.range_text() == "1.38 (1.10 to 1.80)" and gain([3.0], [2.0]).range_text() == "1.50"
-    assert str(gain(BASE, TIMES)) == "not judged: no A/A pair" and not gain(BASE, TIMES).shown
+    assert str(gain(BASE, TIMES)) == f"not judged: {NO_PAIR}" and not gain(BASE, TIMES).shown
 
 
 @pytest.mark.parametrize("wrong", [0.0, -3.0, math.nan, math.inf, None, True, "7"])
@@ -73,4 +73,4 @@ def test_a_median_is_that_of_all_values_or_not_known():
 
 
 def test_the_line_about_a_pair():
-    assert noise_line("g", math.log(1.025)) == "A/A: g under two names differs by up to 2.5 % within a round"
+    assert "g differs by up to 2.5 % " in noise_line("g", math.log(1.025))

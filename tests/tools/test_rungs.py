@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from common import peers
 from common.command_line import Failure
+from common.ratios import NO_PAIR
 from common.runs import TimeLimit
 from common.versions import REPOSITORY, load_version
 from in_process import refused
@@ -144,8 +145,8 @@ def test_gains_of_a_column_by_hand():
     name, percent = found.noisiest()
     assert (name, percent) == ("base", pytest.approx(20.0))  # 12.5 where the median is 15
     lines = rungs.lines_of(found)
-    assert lines[0] == "medium, in a graph: 6 rounds of 3 starts"
-    assert "A/A: fast under two names differs by up to 10.0 % within a round" in lines
+    assert lines[0] == "medium, with a graph: 6 rounds over 3 starts"
+    assert any("fast differs by up to 10.0 % " in line for line in lines)
     row = next(line for line in lines[1].splitlines() if line.startswith("fast "))
     assert row.split()[-6:] == ["1.50x", "(1.25", "to", "1.60)", "1,234", "6.5000"] and " 10.000 " in row
 
@@ -153,7 +154,7 @@ def test_gains_of_a_column_by_hand():
 def test_a_second_group_of_a_round_is_no_round_of_its_own():
     found = column(six_rounds())
     found.rounds.append({"start": 2, "turn": 5, "steps_ms": {"near": [9.5]}})
-    assert rungs.lines_of(found)[0] == "medium, in a graph: 6 rounds of 3 starts"
+    assert rungs.lines_of(found)[0] == "medium, with a graph: 6 rounds over 3 starts"
 
 
 def test_rounds_that_lack_a_rung_are_left_out_of_its_ratios():
@@ -164,7 +165,7 @@ def test_rounds_that_lack_a_rung_are_left_out_of_its_ratios():
     assert gain.rounds == 4 and str(gain) == "not judged: 4 rounds of the 5 needed"
     for steps in made:
         del steps["fast again"]
-    assert str(column(made).gain("near", "base")) == "not judged: no A/A pair"
+    assert column(made).gain("near", "base").missing == NO_PAIR
     two_starts = column(six_rounds())
     for round_ in two_starts.rounds:
         round_["start"] = min(1, round_["start"])
@@ -189,10 +190,10 @@ def test_leads_over_the_peers_are_of_the_same_rounds():
     for i in range(6):
         ours = {led.name: [4.0 + i], led.name + rounds.AGAIN: [4.0 + i]}
         steps.append(ours | {users: [6.0 + i], strongest: [2 * (4.0 + i)]})
-    lines = [line for line in rungs.lines_of(column(steps, led.name, RUNGS)) if line.startswith("lead")]
+    lines = [line for line in rungs.lines_of(column(steps, led.name, RUNGS)) if " compared with " in line]
     assert lines == [
-        f"lead of {led.name} over {users}: 1.31x (1.22 to 1.50)",
-        f"lead of {led.name} over {strongest}: 2.00x (2.00 to 2.00)",
+        f"{led.name} compared with {users}: 1.31x (1.22 to 1.50)",
+        f"{led.name} compared with {strongest}: 2.00x (2.00 to 2.00)",
     ]
 
 
@@ -567,7 +568,7 @@ def test_a_column_for_each_vocabulary_and_a_second_call_completes_them(tmp_path,
         assert [*column.rungs] == [rung.name for rung in rungs.VOCABULARY] and len(column.rounds) == 6
         assert column.gain("v3", "hf liger").rounds == column.gain("hf liger", "hf").rounds == 6
         assert column.rungs["library"].options == [*rungs.PEERS[0].options, "--liger-loss"]
-    assert "lead of v3 over hf liger" in capsys.readouterr().out
+    assert "v3 compared with hf liger" in capsys.readouterr().out
     assert sum(line.startswith("start") for line in Stub.log) == 3 * 3 * 8  # seven rows and the pair's second name
 
 
@@ -614,13 +615,13 @@ def workers(seed):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (f"--rungs {NOISIEST.name},none", f"--rungs, --again: none is none of {', '.join(RUNGS)}"),
-        ("--again none", f"--rungs, --again: none is none of {', '.join(RUNGS)}"),
+        (f"--rungs {NOISIEST.name},none", f"--rungs, --again: none isn't one of {', '.join(RUNGS)}"),
+        ("--again none", f"--rungs, --again: none isn't one of {', '.join(RUNGS)}"),
         (f"--rungs {NOISIEST.base} --again {NOISIEST.name}", f"--again: {NOISIEST.name} is not among the --rungs"),
         ("--graph maybe", "choose from on, off"),
         ("--starts 0", "--starts"),
-        ("--vocabularies 64,many", "separate whole numbers by commas"),
-        ("--vocabularies 64 --rungs h", "--rungs, --again: h is none of v2, v3 whole, v3, v4, hf, hf liger, library"),
+        ("--vocabularies 64,many", "separate whole numbers with commas"),
+        ("--vocabularies 64 --rungs h", "--rungs, --again: h isn't one of v2, v3 whole, v3, v4, hf, hf liger, library"),
         ("--vocabularies 64 --peer-variants", "measure different rows: give one of them"),
         ("--rungs library", "--tuned must name the peers.json of --peer-variants for library"),
         ("--hiden-dim 3", "unrecognized arguments: --hiden-dim 3"),

@@ -377,7 +377,7 @@ class Child:
         self.trace = []
         try:
             if len(own) > len(values):
-                raise TypeError(f"it takes {len(own)} tensors, and the other script's has {len(values)}")
+                raise TypeError(f"it takes {len(own)} tensors, but the other script's gets {len(values)}")
             with seeded(1):
                 output = self.traced(self.original_call, module, args, kwargs)
             trace = self.trace
@@ -507,7 +507,7 @@ class Child:
         """Count a step of the loop; hold it where the parent waits for it."""
         self.steps += 1
         if self.phase == "recording" and self.captured:
-            self.end("its step is in a GPU graph too early to be recorded: switch graphs off")
+            self.end("its step went into a GPU graph before it could be recorded: switch graphs off")
         if self.phase == "timing":
             self.left -= 1
             if not self.left:
@@ -565,7 +565,7 @@ class Child:
             return "no module with parameters was called with gradients"
         if not self.steps:
             passes = f"in {self.backwards} backward passes"
-            return f"no torch.optim optimizer stepped {passes}: updates by hand are not compared"
+            return f"no torch.optim optimizer stepped {passes}: updates by hand can't be compared"
         return "short"
 
     def end(self, reason):

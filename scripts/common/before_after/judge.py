@@ -90,7 +90,7 @@ def describe_data(old, new):
         found = all(any(is_equal(one, other) for other in more) for one in fewer)
         if fewer and found:
             return None
-        return f"new hands its model {counted(len(new), 'tensor')}, old {len(old)}"
+        return f"new hands its model {counted(len(new), 'tensor')}, old hands it {len(old)}"
     for number, (one, other) in enumerate(zip(old, new, strict=True), 1):
         if not is_equal(one, other):
             return f"{ordinal(number, len(old))} is {difference_of(one, other)}"
@@ -112,13 +112,13 @@ def difference_of(one, other):
         if len(one) != len(other):
             fewer, more = sorted((one, other), key=len)
             inside = torch.equal(more[: len(fewer)].double(), fewer.double())
-            kind = "the first" if inside else "another batch of"
-            return f"{kind} {len(other)} rows where old has {len(one)}"
+            kind = "the first" if inside else "a different batch of"
+            return f"{kind} {len(other)} rows, and old has {len(one)}"
         if sorted_rows(one) == sorted_rows(other):
             return "the same rows in another order"
         differs = (one.double() != other.double()).double().mean().item()
-        return f"another one: {100 * differs:.0f} % of its values differ"
-    return f"{list(other.shape)} where old's is {list(one.shape)}"
+        return f"a different one: {100 * differs:.0f} % of its values differ"
+    return f"{list(other.shape)}, and old's is {list(one.shape)}"
 
 
 def sorted_rows(tensor):
@@ -176,7 +176,7 @@ class Judge:
 
     def data(self, number, old, new):
         if len(old["calls"]) != len(new["calls"]):
-            counts = f"{len(new['calls'])} times where old calls it {len(old['calls'])} times"
+            counts = f"{len(new['calls'])} times, old calls it {len(old['calls'])} times"
             return Difference("data", f"step {number}: new calls its model {counts}")
         for call, (one, other) in enumerate(zip(old["calls"], new["calls"], strict=True), 1):
             text = describe_data(one["data"], other["data"])
@@ -266,7 +266,7 @@ class Judge:
                 times = f", {loss / wanted:.4g} times" if wanted else ""
                 text = f"step {number}: the loss is {loss:.6g} in new and {wanted:.6g} in old{times}"
                 if number == 1 and "outputs" in self.worst:
-                    text += "; the model's outputs are the same, so the loss is computed otherwise"
+                    text += "; the model's outputs are the same, so the loss is computed differently"
                 return Difference("loss", text)
         if found:
             self.note("losses", found)
@@ -302,7 +302,7 @@ class Judge:
         if not failed:
             return None
         count = f"{len(failed)} of {len(found)}"
-        text = f"step {number}: backward leaves the same gradients, and {count} that the optimizer gets differ"
+        text = f"step {number}: backward leaves the same gradients, but {count} that the optimizer gets differ"
         if lacking:
             text += f", new's optimizer lacks {folded(lacking)}"
         elif factor := common_factor(failed, found):
@@ -384,9 +384,9 @@ class Judge:
         failed = [item for item in found if not item.passed]
         if not failed:
             return None
-        text = f"step {number}: the gradients agree, and {len(failed)} of {len(found)} updates differ"
+        text = f"step {number}: the gradients agree, but {len(failed)} of {len(found)} updates differ"
         if still:
-            text = f"step {number}: new updates {len(still)} of {len(found)} parameters not at all: {folded(still)}"
+            text = f"step {number}: new never updates {len(still)} of {len(found)} parameters: {folded(still)}"
         elif factor := common_factor(failed, found):
             text += f", all by one factor, {factor:.4g}"
         else:

@@ -58,7 +58,7 @@ def pair_names(old, new, maps=(), fuses=()):
     if left_old or left_new:
         missing = [f"old's {', '.join(list(left_old)[:3])}"] if left_old else []
         missing += [f"new's {', '.join(list(left_new)[:3])}"] if left_new else []
-        raise Unpaired(f"{' and '.join(missing)} have no counterpart: name it with --map or --fuse")
+        raise Unpaired(f"{' and '.join(missing)} have no counterpart: pair the names with --map or --fuse")
     return [pair._replace(old=tuple(renamed.get(name, name) for name in pair.old)) for pair in pairs]
 
 
@@ -100,7 +100,7 @@ def fused(packed, parts, left_old, left_new):
             dim = packed_dim(wholes[name], [singles[part] for part in names])
             if dim is None:
                 shapes = ", ".join(str(list(singles[part])) for part in names)
-                raise Unpaired(f"--fuse: {name} {list(wholes[name])} is no concatenation of {shapes}")
+                raise Unpaired(f"--fuse: {name} {list(wholes[name])} isn't a concatenation of {shapes}")
             pairs.append(Pair(tuple(names), (name,), dim) if is_new else Pair((name,), tuple(names), dim))
             del wholes[name]
             for part in names:

@@ -49,12 +49,12 @@ def speed_rows(speed, session, recorded, note):
     times = {name: rounded(1e3 * median(values)) for name, values in speed.seconds.items()}
     how = f"{counted(len(speed.seconds[OLD]), 'round')} over {counted(speed.starts, 'start')}"
     if not session.together:
-        how += ", each process alone: two do not fit into memory"
+        how += ", each process alone because two don't fit into memory"
     found = speed.gain()
     rows = {
         "step": f"old {times[OLD]} ms, new {times[NEW]} ms ({how}){note}",
         "old / new": found.range_text() + note,
-        "noise": noise_line(OLD, found.noise),
+        "noise": noise_line(OLD, found.noise).replace("Timed", "timed", 1),
     }
     if speed.memory[OLD]:
         rows["memory"] = f"peak: old {rounded(speed.memory[OLD])} MiB, new {rounded(speed.memory[NEW])} MiB{note}"

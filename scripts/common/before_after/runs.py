@@ -55,7 +55,7 @@ class Run:
         until = time.monotonic() + seconds
         while b"\n" not in self.unread:
             if not select.select([self.inbox], [], [], max(0.0, until - time.monotonic()))[0]:
-                raise Failure(2, f"{self.name} did not come to its next step within {seconds:.0f} s")
+                raise Failure(2, f"{self.name} didn't reach its next step within {seconds:.0f} s")
             found = os.read(self.inbox, 2**16)
             if not found:
                 raise self.failure("it was ended")

@@ -82,7 +82,7 @@ class Session:
                 self.start_s = time.monotonic() - began
                 return found
             except OutOfMemory:
-                progress("the processes do not fit into memory together: they take turns")
+                progress("the processes don't fit into memory together, so they take turns")
                 self.children.end()
                 self.together = False
         found = {}
@@ -156,7 +156,7 @@ class Session:
             run.ask(do="replay", file=file, evaluate=evaluate)
             message = run.answer(STEP_S)
             if "failed" in message:
-                raise Verdict(NOT_COMPARABLE, f"{name}'s model does not take old's data: {message['failed']}")
+                raise Verdict(NOT_COMPARABLE, f"{name}'s model can't take old's data: {message['failed']}")
             return read_tensors(message["file"])
 
         def collect(name, run):

@@ -49,7 +49,7 @@ def files_of(path):
             2,
             f"{path} holds packed traces or foreign ones: name one of them, such as {packed[0].relative_to(path)}",
         )
-    raise Failure(2, f"{path} is a folder without kernel times: no CSV, database or trace of a profiler lies in it")
+    raise Failure(2, f"{path} has no kernel times: there's no profiler's CSV, database or trace in this folder")
 
 
 def check_one_result(folder):
@@ -64,10 +64,10 @@ def whole_traces(folder):
     files = sorted(matching(folder, "*trace*.json"), key=lambda file: (-file.stat().st_mtime, file.name))
     packed = [file for file in matching(folder, "*trace*.json.gz") if files and is_newer(file, files[0])]
     if packed:
-        raise Failure(2, f"{packed[0]} is newer than the traces in {folder} that are not packed: name the one to read")
+        raise Failure(2, f"{packed[0]} is newer than the unpacked traces in {folder}: name the one to read")
     whole = [file for file in files if metadata_of(file).get("part", "whole") == "whole"]
     if files and not whole:
-        raise Failure(2, f"{folder} holds only traces of attention alone: profile whole steps, or name the file itself")
+        raise Failure(2, f"{folder} has traces of attention only: profile whole steps, or name the file itself")
     return whole
 
 
@@ -129,13 +129,13 @@ def whole(profiles, steps):
     """Return one profile of the launches of several processes, or raise Failure if there are none."""
     calls = sorted((call for profile in profiles for call in profile.calls), key=lambda call: call.start_ns)
     if not calls:
-        raise Failure(2, f"{profiles[0].path} names no kernel: the profiler saw no work on a GPU")
+        raise Failure(2, f"{profiles[0].path} lists no kernel: the profiler saw no work on a GPU")
     if not any(call.total_ns for call in calls):
         raise Failure(2, f"{profiles[0].path} is damaged: all of its kernels take 0 ns")
     launching = [profile for profile in profiles if profile.calls]
     first = launching[0]
     if first.metadata and steps and first.steps and steps != first.steps:
-        raise Failure(2, f"{first.path} marks {first.steps} steps, not {steps}: leave the number out")
+        raise Failure(2, f"{first.path} marks {first.steps} steps, not {steps}: leave out the number")
     more = {}
     if len(launching) > 1:
         more["early"] = 0
@@ -161,7 +161,7 @@ def read_pair(first, second, steps=(None, None), gpu=None):
     if one.on_cpu != other.on_cpu or (one.device and other.device and one.device != other.device):
         found.append("device: " + ", ".join(p.device or ("CPU" if p.on_cpu else "GPU") for p in (one, other)))
     if found:
-        raise Failure(2, f"{one.path} and {other.path} are unlike ({'; '.join(found)}): profile alike")
+        raise Failure(2, f"{one.path} and {other.path} differ ({'; '.join(found)}): profile both the same way")
     return one, other
 
 
@@ -188,6 +188,6 @@ def gpu_profile(path, steps, gpu=None):
 def check_timeline(profile):
     """Raise Failure if a profile has no launches on a GPU, or only the sums of their times."""
     if any(call.bounds_ns for call in profile.calls):
-        raise Failure(2, f"{profile.path} has no table of kernels' times, only their sums: give a kernel_trace file")
+        raise Failure(2, f"{profile.path} has only sums over the kernels' times: give a kernel_trace file")
     if profile.on_cpu:
-        raise Failure(2, f"{profile.path} holds no launches on a GPU: record it on a machine with one")
+        raise Failure(2, f"{profile.path} has no launches on a GPU: record it on a machine that has one")

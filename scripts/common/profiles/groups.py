@@ -80,7 +80,7 @@ def precision_of_kernel(name):
 def clean(name):
     """Return the kernel's name without control characters and the mark of its code object that some tools append."""
     if not isinstance(name, str):
-        raise ValueError(f"{name!r} is no name")
+        raise ValueError(f"{name!r} isn't a name")
     return printable(re.sub(r"(\.kd| \[clone \.kd\])$", "", name.strip()))
 
 
@@ -125,7 +125,7 @@ def shown_names(names, width):
 def steps_needed(profile, option="--steps"):
     """Return the number of steps in a profile; Failure if neither the profile nor the option says it."""
     if profile.steps is None:
-        raise Failure(2, f"{profile.path} does not say how many steps it holds: give {option} N")
+        raise Failure(2, f"{profile.path} doesn't say how many steps it has: give {option} N")
     return profile.steps
 
 

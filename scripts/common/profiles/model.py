@@ -106,11 +106,11 @@ class Profile:
         told = []
         if len(self.sources) > 1:
             one = f"--gpu reads one of {', '.join(self.sources)}"
-            told.append(f"This profile {several_sources(self)}, which are added up here: {one}.")
+            told.append(f"This profile {several_sources(self)}, and they are added up here: {one}.")
         if self.early:
             ms = sum(call.total_ns for call in self.calls[: self.early]) / 1e6
             some = f"{self.early:,} of {len(self.calls):,} kernels and copies ({ms:,.3f} ms)"
-            told.append(f"{some} were launched before the profile began: steps and idle time leave them out.")
+            told.append(f"{some} were launched before the profile began, so steps and idle time don't count them.")
         return [*told, *self.warnings]
 
     @property
@@ -215,7 +215,7 @@ def without_twins(calls):
         return calls, ()
     found = list(dict(zip(keys, calls, strict=True)).values())
     twice = len(calls) - len(found)
-    return found, (f"{twice:,} of {len(calls):,} rows repeat the same dispatch: each counts once.",)
+    return found, (f"{twice:,} of {len(calls):,} rows repeat a dispatch; each dispatch counts once.",)
 
 
 def overruns(calls):
@@ -235,7 +235,7 @@ def overruns(calls):
         return ()
     beaten, kernel = max(found, key=lambda one: one[0])
     what = f"one of {kernel.total_ns / 1e6:,.3f} ms ends after {beaten} later ones of its own stream"
-    return (f"{len(found):,} kernels have impossible times ({what}): sums that hold them are wrong.",)
+    return (f"{len(found):,} kernels have impossible times ({what}), so sums with them are wrong.",)
 
 
 # ---------------------------------------------------------------- several profiles

@@ -58,7 +58,7 @@ def errors_of(path):
 
 # ---------------------------------------------------------------- helpers of all readers
 
-EMPTY = "is empty: the profiler was stopped, wrote nothing, or the disk is full"
+EMPTY = "is empty: the profiler was stopped or wrote nothing, or the disk is full"
 GZIP = b"\x1f\x8b"
 UNPACKED = 2**32  # bytes at most: a trace of a GPU can have a gigabyte, a damaged or foreign file any number
 
@@ -66,7 +66,7 @@ UNPACKED = 2**32  # bytes at most: a trace of a GPU can have a gigabyte, a damag
 def content_of(path):
     """Return the bytes of a file, unpacked if gzip packed them."""
     if not stat.S_ISREG(path.stat().st_mode):  # a device or pipe may never end
-        raise Failure(2, "is no regular file: name a file that a profiler or a script wrote")
+        raise Failure(2, "isn't a regular file: name a file that a profiler or a script wrote")
     content = path.read_bytes().removeprefix(codecs.BOM_UTF8)  # an editor may have saved it
     if not content.startswith(GZIP):
         return content
@@ -89,11 +89,11 @@ def read_object(path, kind):
     whole = functools.partial(number, convert=int)
     content = json.loads(text, parse_constant=number, parse_float=number, parse_int=whole)
     if not isinstance(content, dict):
-        raise Failure(2, f"is no {kind}")
+        raise Failure(2, f"isn't a {kind}")
     text = json.dumps(content, ensure_ascii=False)
     text.encode()  # raises where a string is no text
     if CONTROL.search(text):
-        raise ValueError("a text in it holds a control character, which a terminal would obey")
+        raise ValueError("it contains a control character, which a terminal would obey")
     return content
 
 
@@ -101,7 +101,7 @@ def number(text, convert=float):
     """Convert the text of a number; raise ValueError for forms that only Python reads, such as 1_000 and NaN."""
     value = convert(text)
     if not math.isfinite(value) or not str(text).isascii() or "_" in str(text):
-        raise ValueError(f"{text!r} is no number")
+        raise ValueError(f"{text!r} isn't a number")
     return value
 
 
@@ -155,7 +155,7 @@ def read_csv(text):
     if "counter" not in header and {"name", "calls", "total", "least", "most"} <= set(header):
         return [summed_kernel(row) for row in rows]
     if "counter" in header or not {"name", "start", "end"} <= set(header):  # a row per counter would count twice
-        raise Failure(2, "has no table of kernels' times: give a kernel_trace file (kernel_counters.py reads counters)")
+        raise Failure(2, "has no kernel times: give a kernel_trace file (kernel_counters.py reads counters)")
     rows = list(rows)
     labels = labels_of((row.get("process"), row.get("gpu")) for row in rows)
     kernels = []
@@ -226,7 +226,7 @@ def read_database(path):
     """Return the profile in a rocpd database or in an SQLite export of Nsight Systems."""
     with database(path) as (connection, names):
         if f"{NSYS}GRAPH_TRACE" in names and f"{NSYS}KERNEL" not in names:
-            raise Failure(2, "holds CUDA graphs as a whole: record it with nsys --cuda-graph-trace=node")
+            raise Failure(2, "has one entry for a whole CUDA graph: record it with nsys --cuda-graph-trace=node")
         if names.isdisjoint(table for table, *_ in TABLES):
             raise Failure(2, "is a database without kernel times, neither rocpd nor an export of Nsight Systems")
         rows = []
@@ -251,7 +251,7 @@ def read_database(path):
         calls.append(checked_kernel(name, start, end - start, kind, label, stream=stream, launch=launch))
     warnings = ()
     if lost > 0:
-        warnings = (f"The view of kernels leaves out {lost:,} of {all_of_them:,} dispatches: sums are too small.",)
+        warnings = (f"The view of kernels leaves out {lost:,} of {all_of_them:,} dispatches, so sums are too small.",)
     return finished(path, calls, warnings, host)
 
 
@@ -314,7 +314,7 @@ def read_json(path, content, linked, gpu):
             return read_file(path.with_name(content["trace"]), gpu, linked=True)
         except Failure as error:
             raise Failure(error.status, f"names another file: {error}") from None
-    raise Failure(2, "is JSON, but no trace of a profiler (traceEvents)")
+    raise Failure(2, "is JSON, but not a profiler's trace (it has no traceEvents)")
 
 
 LARGE = 2**24  # bytes from which on reading is announced
@@ -384,7 +384,7 @@ def read_perfetto(content):
         kernels = [checked_kernel(name, start, end - start) for name, start, end in perfetto.kernels(content)]
     except DAMAGE as error:  # a number where a message belongs, for one
         export = "turn an .nsys-rep file into a database with nsys export --type sqlite"
-        raise Failure(2, f"is no Perfetto trace, or a damaged one ({error}): {export}") from None
+        raise Failure(2, f"isn't a Perfetto trace, or is damaged ({error}): {export}") from None
     if not kernels and any(category.encode() in content for category in perfetto.KERNEL_CATEGORIES):
-        raise Failure(0, "holds kernels in a form that this tool does not read: open it in https://ui.perfetto.dev")
+        raise Failure(0, "has its kernels in a form that this tool can't read: open it in https://ui.perfetto.dev")
     return kernels

@@ -118,7 +118,7 @@ def profile_of(path, content, origin_us, memory, launches, host, labels):
     else:
         categories = {event.get("cat") for event in content["traceEvents"] if type(event.get("cat")) is str}
         if others := sorted(name for name in categories if OTHER_ACCELERATORS.match(name)):
-            raise Failure(2, f"holds the work of an accelerator that this tool does not read ({clean(others[0])})")
+            raise Failure(2, f"has the work of an accelerator that this tool can't read ({clean(others[0])})")
         lost = sum(bool(LAUNCHES.match(event["name"])) for event in runtime)
         if lost:
             raise Failure(2, f"holds {lost:,} launches on {device or 'a GPU'} and none of their kernels: {LOST_ALL}")
@@ -150,7 +150,7 @@ def profile_of(path, content, origin_us, memory, launches, host, labels):
     )
 
 
-LOST_ALL = "the profiler lost the kernels; profile fewer steps, and let no other profiler run beside it"
+LOST_ALL = "the profiler lost them; profile fewer steps, and run no other profiler at the same time"
 
 
 def whole_number(value):
@@ -293,14 +293,15 @@ def lost_launches(runtime, launches):
     graphs = [number for name, number in numbers if name in GRAPH_LAUNCHES]
     replayed = sum(number in with_kernel for number in graphs)
     if 0 < replayed < len(graphs):
-        yield f"{len(graphs):,} graph launches, and kernels of {replayed:,} of them: the profiler lost the others."
+        yield f"{len(graphs):,} graph launches, but kernels of only {replayed:,} of them: the profiler lost the others."
     elif graphs and not replayed and len(launches) < len(graphs):
-        yield f"{len(graphs):,} graph launches, and kernels of none of them: the profiler lost them."
+        yield f"{len(graphs):,} graph launches, but kernels of none of them: the profiler lost them."
     launching = {name for name in {name for name, _ in numbers} if LAUNCHES.match(name)}
     single = [number for name, number in numbers if name in launching]
     lost = sum(number not in with_kernel for number in single)
     if lost > LOST * len(single):
-        yield f"{lost:,} of {len(single):,} launches have no kernel: they were captured into a graph, or lost."
+        cause = "they were captured into a graph, or the profiler lost them"
+        yield f"{lost:,} of {len(single):,} launches have no kernel: {cause}."
 
 
 # ---------------------------------------------------------------- what is a step

@@ -91,7 +91,7 @@ name_missing() { # CSV: name the requested counters that did not come, of which 
     for counter in "${wanted[@]}"; do
         grep -Fq ",$counter," "$1" || [[ $named == *" $counter "* ]] || missing+=" $counter"
     done
-    [ -z "$missing" ] || lost 1 "these counters did not come:$missing ('$list' lists those of this GPU)"
+    [ -z "$missing" ] || lost 1 "these counters are missing:$missing ('$list' lists those of this GPU)"
 }
 
 take_counters() { # or go without those that nobody asked for, and say why
@@ -99,9 +99,9 @@ take_counters() { # or go without those that nobody asked for, and say why
     [ "$PROFILER" != pytorch ] || without="hardware counters need rocprofv3 or ncu"
     [ "$PROFILER" != nsight ] || find_tool ncu || without="ncu, which reads counters, is not installed"
     if [ -n "$without" ] && [ -z "$ASKED" ]; then
-        warn "these are times alone: $without"
+        warn "these are times only: $without"
     elif [ -n "$without" ]; then
-        lost 1 "$without: leave --pmc and --set out for times"
+        lost 1 "$without: for times, leave out --pmc and --set"
     else
         "count_$PROFILER"
         [ -n "$DRY_RUN" ] || read_counters "$before"
@@ -115,14 +115,14 @@ read_counters() { # MISSING_BEFORE: the table of what came
         name_missing "$FIRST/counters.csv"
         finish "" "every counter of every kernel is in $FIRST/counters.csv"
     else
-        lost 1 "the counters cannot be read: the sentence above says why"
+        lost 1 "the counters can't be read: the line above says why"
     fi
 }
 
 take_times() { # a run of its own, because reading counters slows kernels down
     take_kernels
     report kernel_times.py @OUT@ --top 15 --csv @OUT@/kernels.csv
-    finish "" "the whole table is in $FIRST/kernels.csv, every launch in the profiler's files beside it"
+    finish "" "the whole table is in $FIRST/kernels.csv, every launch in the profiler's files next to it"
 }
 
 sampling_options() { # pc or thread-trace: set SAMPLING, or refuse what the installed release does not have

@@ -14,7 +14,7 @@ check_spaces() { # the tool joins the command's words with spaces and splits the
     local word
     for word in "${TRAIN[@]}"; do
         [[ $word != *" "* ]] ||
-            fail 1 "$TOOL splits the command at spaces, and '$word' has one: run in a folder without spaces"
+            fail 1 "$TOOL splits the command at spaces, and '$word' has one: use a folder without spaces"
     done
 }
 
@@ -56,7 +56,7 @@ profile_rocm() {
     [ "${place[0]}" != -p ] || work=$(dirname "$FOUND")
     analyse "$work"
     report common/limits.py @OUT@
-    finish "" "read more of a kernel with: $(show "$TOOL" analyze -p "$work" -k 0 ${gpus:+--gpu-id 0})"
+    finish "" "read more about a kernel with: $(show "$TOOL" analyze -p "$work" -k 0 ${gpus:+--gpu-id 0})"
 }
 
 profile_ncu() {
@@ -75,6 +75,6 @@ case $PROFILER in
         PYTORCH_OPTIONS=(--profile-operators)
         profile_pytorch
         report kernel_times.py @OUT@ --top 15 --csv @OUT@/kernels.csv
-        finish "" "these are times alone: counters need rocprof-compute or ncu; the whole table is in $OUT"
+        finish "" "these are times only, because counters need rocprof-compute or ncu; the whole table is in $OUT"
         ;;
 esac

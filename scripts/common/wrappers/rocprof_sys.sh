@@ -4,7 +4,7 @@
 setup rocprof_sys/profile "rocprof-sys-run omnitrace-run" nsys "--num-steps 2 --warmup-steps 1" "$@"
 case $PROFILER in
     rocm)
-        warn "every call is recorded, and what does not fit in the trace's buffer is lost: keep to few steps"
+        warn "every call is recorded, and whatever doesn't fit into the trace's buffer is lost: run only a few steps"
         settings=ROCPROFSYS
         [ "$TOOL" = rocprof-sys-run ] || settings=OMNITRACE # its name up to ROCm 6.2
         profile env "${settings}_OUTPUT_PATH=$PLACE" "${settings}_TIME_OUTPUT=OFF" \

@@ -26,7 +26,7 @@ attempt() { # COMMAND...: show and run it, append what it prints to log.txt, ret
     fi
     show "$@"
     [ -z "$DRY_RUN" ] || return 0
-    mkdir -p "$OUT" 2>/dev/null || fail 1 "$OUT cannot be made: choose a writable folder with --output-dir"
+    mkdir -p "$OUT" 2>/dev/null || fail 1 "cannot make $OUT: choose a writable folder with --output-dir"
     { show "$@" >>"$OUT/command.txt" && touch "$OUT/log.txt"; } 2>/dev/null ||
         give_up 1 "$OUT cannot be written: is the disk full?"
     LOG_START=$(($(wc -l <"$OUT/log.txt") + 1))
@@ -112,32 +112,32 @@ reason() { # STATUS LOG: the sentence that explains a failure, with the way out 
         *"No space left on device"* | *"Disk quota exceeded"*)
             echo "the disk is full, or your quota of it: free some space, or choose another place with --output-dir"
             ;;
-        *ERR_NVGPUCTRPERM*) echo "no permission for the GPU's counters: the administrator must allow them to users" ;;
+        *ERR_NVGPUCTRPERM*) echo "no permission for the GPU's counters: the administrator must allow users to read them" ;;
         *perf_event_paranoid* | *CAP_PERFMON*)
-            echo "no permission for counters: kernel.perf_event_paranoid must be 2 or less, or CAP_PERFMON given"
+            echo "no permission for counters: set kernel.perf_event_paranoid to 2 or less, or grant CAP_PERFMON"
             ;;
         *"Unable to open /dev/kfd"* | *"/dev/kfd"*[Pp]"ermission denied"*) echo "$NO_KFD" ;;
         *"unsupported locale setting"*)
-            echo "$TOOL needs the locale en_US.UTF-8, which this machine lacks: the administrator can make it with" \
+            echo "$TOOL needs the locale en_US.UTF-8, which this machine lacks: the administrator can create it with" \
                 "locale-gen en_US.UTF-8 (Debian, Ubuntu: package locales)"
             ;;
         *"package was not found in the current execution environment"*)
             packages=$(sed -n "s/.*The '\([A-Za-z0-9_.-]*\).*' package was not found.*/\1/p" <<<"$2" | paste -sd ' ')
-            echo "$TOOL misses the Python packages ${packages// /, }: install them with" \
-                "python3 -m pip install -r $(sed -n 's/^See: //p' <<<"$2")"
+            echo "$TOOL lacks the Python packages ${packages// /, }: install them with" \
+                "$(show python3 -m pip install -r "$(sed -n 's/^See: //p' <<<"$2")")"
             ;;
         *"trace-decoder library path not found"*)
-            echo "the decoder of thread traces is not installed: unpack a release of" \
+            echo "the decoder for thread traces isn't installed: unpack a release of" \
                 "https://github.com/ROCm/rocprof-trace-decoder and name its folder with -- --att-library-path FOLDER"
             ;;
         *"Request exceeds the capabilities of the hardware"*)
-            echo "these counters do not fit into one run: give them in several --pmc, each of which is a run"
+            echo "these counters don't fit into one run: spread them over several --pmc, one per run"
             ;;
         *"Unable to find all counters"* | *"no counter metrics found"*)
-            echo "this GPU, or this ROCm release, does not have all of the counters: rocprofv3 -L lists those that it has"
+            echo "this GPU or ROCm release lacks some of these counters: rocprofv3 -L lists those that it has"
             ;;
         *"PC sampling configuration is not supported"*)
-            echo "this GPU, or this ROCm release, does not sample instructions: Instinct GPUs from the MI200 series on do"
+            echo "this GPU or ROCm release can't sample instructions: Instinct GPUs from the MI200 series on can"
             ;;
         *"No GPU kernel data collected"* | *"due to no counter csv files"* | *FileNotFoundError*"/workloads/"*".csv'"*)
             # rocprof-compute from 7.13 on | 7 | 6
@@ -150,11 +150,11 @@ reason() { # STATUS LOG: the sentence that explains a failure, with the way out 
         *"free(): invalid pointer"* | *"No HIP GPUs are available"*)
             echo "no GPU under the profiler: PyTorch and the profiler must come from the same ROCm release"
             ;;
-        137:*) echo "the training script or $TOOL was killed: had the job or the machine too little memory?" ;;
+        137:*) echo "the training script or $TOOL was killed: did the job or the machine have too little memory?" ;;
         *)
             if [ -d "${OUT:-}" ]; then
                 echo "the training script or $TOOL ended with exit status $1: see the lines above$(
-                    [ "$PROFILER" != nsight ] || echo "; --profiler pytorch does without $TOOL"
+                    [ "$PROFILER" != nsight ] || echo "; --profiler pytorch works without $TOOL"
                 )"
             else
                 echo "$TOOL does not start: $(tail -n 1 <<<"$2")"
@@ -187,7 +187,7 @@ find_largest() { # PATTERN...: set FOUND to the largest file of the first patter
     return 1
 }
 
-left_no() { echo "$TOOL left no $1: see the log, and whether the disk is full"; } # PATTERN
+left_no() { echo "$TOOL left no $1: see the log, and check whether the disk is full"; } # PATTERN
 
 largest() { find_largest "$@" || give_up 1 "$(left_no "$1")"; } # PATTERN...
 
@@ -211,7 +211,7 @@ report() { # TOOL.py OPTIONS...
     local line
     ! read_result "$@" || return 0
     ! line=$(not_loaded) || give_up 1 "$TOOL saw no kernel, because its library is missing: $line"
-    give_up 1 "there is no table of the kernels: the sentence above says why"
+    give_up 1 "there's no table of the kernels: the line above says why"
 }
 
 export_report() { # FILE COMMAND...: turn every rank's report of nsys or ncu into a table; write its output to FILE
@@ -222,7 +222,7 @@ export_report() { # FILE COMMAND...: turn every rank's report of nsys or ncu int
     for place in "${PLACES[@]}"; do
         show "${@//@OUT@/$place}"
         [ -n "$DRY_RUN" ] || "${@//@OUT@/$place}" >"$place/$file" ||
-            give_up "$PARTLY" "$TOOL could not export its report: --profiler pytorch does without it"
+            give_up "$PARTLY" "$TOOL couldn't export its report: --profiler pytorch works without it"
     done
 }
 
@@ -255,7 +255,7 @@ profile_nsys() { # TRACED: a report of nsys on the measured steps alone, as SQLi
     [ -n "$DRY_RUN" ] || recordings=$(find "$OUT" -name "*.qdstrm" | sort | paste -sd " ")
     if [ -n "$recordings" ] && { [ $status = 0 ] || grep -q "Importer error" "$OUT/log.txt"; }; then
         fail 1 "this nsys cannot import its recording: open $recordings with Nsight Systems on another machine, or run \
-QdstrmImporter -i there; --profiler pytorch does without nsys"
+QdstrmImporter -i there; --profiler pytorch works without nsys"
     fi
     [ $status = 0 ] || failed $status
     export_report export.txt nsys export --type sqlite --output @OUT@/report.sqlite @OUT@/report.nsys-rep

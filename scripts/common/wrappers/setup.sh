@@ -68,7 +68,7 @@ choose_profiler() { # WANTED "ROCM TOOLS" NSIGHT_TOOL: set PROFILER, TOOL and WH
             ! have_nvidia_gpu || if find_tool "$3"; then PROFILER=nsight && return; else WHY+=", and $3 is not installed"; fi
             TOOL="PyTorch's profiler"
             ;;
-        *) fail 2 "--profiler must be auto, rocm, nsight or pytorch, not $1" ;;
+        *) fail 2 "--profiler must be auto, rocm, nsight or pytorch, got $1" ;;
     esac
 }
 
@@ -106,7 +106,7 @@ find_python() { # an absolute path: rocprof-compute up to ROCm 6.3 tests whether
     local made=${TINY_LLAMA_VENV:-$(dirname "$SCRIPTS")/.venv}/bin/python
     PYTHON=${TINY_LLAMA_PYTHON:-python3}
     [ -n "${TINY_LLAMA_PYTHON:-}${VIRTUAL_ENV:-}" ] || [ ! -x "$made" ] || PYTHON=$made
-    PYTHON=$(command -v "$PYTHON") || fail 1 "no ${TINY_LLAMA_PYTHON:-python3} here: run scripts/quickstart.sh or set TINY_LLAMA_PYTHON"
+    PYTHON=$(command -v "$PYTHON") || fail 1 "there's no ${TINY_LLAMA_PYTHON:-python3} here: run scripts/quickstart.sh or set TINY_LLAMA_PYTHON"
     [[ $PYTHON == /* ]] || PYTHON=$PWD/$PYTHON
 }
 
@@ -122,7 +122,7 @@ choose_graph() { # SCRIPT OPTIONS: set GRAPH to --no-graph where a replayed grap
         *)
             grep -q '^GRAPH_BY_DEFAULT = True' "$1" || return 0
             GRAPH=(--no-graph)
-            say "trains with --no-graph, because $why"
+            say "training with --no-graph, because $why"
             ;;
     esac
 }
@@ -138,7 +138,7 @@ training_command() { # OPTIONS...: set TRAIN
         sizes=() # single sizes would overrule the preset
     elif [ "$PROFILER" = pytorch ] && ! have_amd_gpu && ! have_nvidia_gpu; then
         sizes=(--hidden-dim 64 --num-layers 2 --num-heads 4 --batch-size 2 --seq-len 32)
-        say "no GPU here: profiles a very small model"
+        say "no GPU here: profiling a very small model"
     fi
     TRAIN=("$PYTHON" "$script" ${sizes[@]+"${sizes[@]}"} ${GRAPH[@]+"${GRAPH[@]}"} "$@")
 }
@@ -178,7 +178,7 @@ setup() { # PREFIX "ROCM TOOLS" NSIGHT_TOOL "DEFAULTS" OPTIONS...: the user's op
             --output-dir) value_of "$@" && OUTPUT_DIR=$VALUE ;;
             --nproc-per-node)
                 value_of "$@" && PROCESSES=$VALUE
-                [[ $VALUE =~ ^[1-9][0-9]*$ ]] || fail 2 "--nproc-per-node must be 1 or more, not $VALUE"
+                [[ $VALUE =~ ^[1-9][0-9]*$ ]] || fail 2 "--nproc-per-node must be 1 or more, got $VALUE"
                 ;;
             --) EXTRA=("${@:2}") && TAKEN=$# ;;
             *) own_option "$@" || PASSED+=("$1") ;;
@@ -197,7 +197,7 @@ setup() { # PREFIX "ROCM TOOLS" NSIGHT_TOOL "DEFAULTS" OPTIONS...: the user's op
     case $PROFILER in
         rocm)
             if [ ${#REGIONS[@]} -gt 0 ]; then
-                say "asks for the measured steps alone (--selected-regions)$(
+                say "asking for the measured steps alone (--selected-regions)$(
                     [ -z "${COUNTERS_WANTED:-}" ] || echo "; counters are those of the whole run"
                 )"
             else

@@ -43,7 +43,7 @@ convert_rocpd() { # the database stays where this fails
     for place in "${PLACES[@]}"; do
         convert_database "$place" && continue
         [ ${#ROCPD_COMMANDS[@]} = 0 ] || last_lines "$(log_text)"
-        lost 1 "no timeline, because $(why_not_converted); without --rocpd the timeline is written at once"
+        lost 1 "no timeline, because $(why_not_converted); without --rocpd the timeline is written right away"
         return
     done
 }

@@ -347,7 +347,7 @@ def rocprof_compute(arguments):
     if FAULT == "no-packages":
         text = "[ERROR] The '{}' package was not found in the current execution environment.\n"
         text = text.format("astunparse==1.6.2") + text.format("dash>=3.0.0")
-        raise Refused(1, f"{text}\nPlease verify all of the python dependencies\n\nSee: /opt/rocm/requirements.txt")
+        raise Refused(1, f"{text}\nPlease verify all of the python dependencies\n\nSee: /opt/my rocm/requirements.txt")
     if arguments[:1] == ["analyze"]:
         return analyze(arguments[1:])
     if arguments[:1] != ["profile"]:
