@@ -202,7 +202,7 @@ def make_optimizer(model, options):
     if options.master_weights:
         made = load_version(4).MasterAdamW
         optimizer = made(model.parameters(), options.learning_rate, options.dtype, options.compile_optimizer)
-        for p in model.parameters():  # norms too, which it leaves in float32: the library does not convert them
+        for p in model.parameters():  # the optimizer leaves norms in float32, but the library doesn't convert them
             p.data = p.data.to(options.dtype)
         return optimizer
     graph = options.graph and options.on_gpu
@@ -212,14 +212,15 @@ def make_optimizer(model, options):
 def add_version_options(add):
     add("--library", choices=PACKAGES, default="transformers", help="library whose model is trained (%(default)s)")
     add("--liger-loss", action="store_true", help="output head and loss by Liger's fused linear cross-entropy")
-    add("--master-weights", action="store_true", help="16-bit weights and float32 masters, with --use-amp: no autocast")
+    masters = "16-bit weights and float32 masters, not autocast; with --use-amp"
+    add("--master-weights", action="store_true", help=masters)
     add("--packed", action="store_true", help="one GEMM for q, k and v, and one for gate and up")
     backends = ["auto", *load_version(4).SDPA_BACKENDS]
-    add("--attention-backend", choices=backends, default="auto", help="of SDPA (auto: PyTorch's choice)")
+    add("--attention-backend", choices=backends, default="auto", help="SDPA's kernel (auto: PyTorch's choice)")
     add("--enable-torch-compile", action="store_true", help="compile model and loss, without Liger's")
     modes = ["default", "max-autotune-no-cudagraphs"]
     add("--compile-mode", choices=modes, default="default", help="used by --enable-torch-compile (%(default)s)")
-    blocks = "compile each layer by itself, with --enable-torch-compile (always so under torchrun)"
+    blocks = "compile each layer separately, with --enable-torch-compile (always under torchrun)"
     add("--compile-blocks", action="store_true", help=blocks)
     add("--compile-optimizer", action="store_true", help="compile the update of --master-weights too")
     add("--fp8", action="store_true", help="torchao's float8 linear layers, with --use-amp")
@@ -240,15 +241,15 @@ def complete_version_options(options, user_error):
     if options.fp8 and not options.use_amp:
         raise user_error("--fp8 needs --use-amp: the other operations run in 16 bits")
     if options.master_weights and not options.use_amp:
-        raise user_error("--master-weights needs --use-amp, whose dtype the weights get")
+        raise user_error("--master-weights needs --use-amp: it sets the weights' dtype")
     if options.master_weights and options.parallel == "fsdp":
-        raise user_error("--master-weights must have no --parallel fsdp, which shards float32 weights")
+        raise user_error("--master-weights doesn't work with --parallel fsdp, which shards float32 weights")
     if options.compile_optimizer and not options.master_weights:
         raise user_error("--compile-optimizer needs --master-weights: PyTorch's fused AdamW is one kernel already")
     if options.compile_blocks and not options.enable_torch_compile:
         raise user_error("--compile-blocks needs --enable-torch-compile")
     if options.packed and options.library == "liger":
-        raise user_error("--packed must have --library transformers: Liger's SwiGLU has two weights")
+        raise user_error("--packed needs --library transformers: Liger's SwiGLU has two weights")
     backend = options.attention_backend
     if backend != "auto" and not load_version(4).can_run(backend, options):
         raise user_error(f"--attention-backend {backend} cannot run this model in {options.precision}: use auto")

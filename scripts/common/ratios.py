@@ -1,6 +1,6 @@
 """Judge a difference between two step times: the one statistics function of all tools that compare times.
 
-A ratio is taken within a round, in which everything is measured in turns on one machine. A pair of names for one and
+A ratio is taken within a round, in which all programs take turns on one machine. A pair of names for one and
 the same program (A/A) says what no difference looks like: its times differ by compilation, memory layout, clocks and
 other noise alone.
 """

@@ -73,7 +73,7 @@ def parse_arguments(argv):
         arguments.rungs = default_rungs(known_rungs, arguments.tuned)
     arguments.rungs = [known_rungs[name] for name in known_rungs if name in arguments.rungs]
     if tuned := [rung.name for rung in arguments.rungs if rung.tuned and not arguments.tuned]:
-        parser.error(f"--tuned must name the peers.json of --peer-variants for {', '.join(tuned)}")
+        parser.error(f"{', '.join(tuned)}: add --tuned with the peers.json that --peer-variants wrote")
     if arguments.again and arguments.again not in rungs.by_name(arguments.rungs):
         parser.error(f"--again: {arguments.again} is not among the --rungs")
     file = results_file(arguments)
@@ -87,7 +87,7 @@ def default_rungs(known_rungs, tuned):
     """Return the names of all rungs, without the slowest compiler and without those whose options nobody tuned."""
     found = [name for name, rung in known_rungs.items() if rung != rungs.SLOW_PEER and (tuned or not rung.tuned)]
     if left := [name for name, rung in known_rungs.items() if rung.tuned and not tuned]:
-        progress(f"without --tuned {', '.join(left)} is left out")
+        progress(f"leaving out {', '.join(left)}: give --tuned to measure them")
     return found
 
 
@@ -118,8 +118,9 @@ def choose_options(rung, arguments, preset):
     try:
         tuned, tuning = rungs.tuned(rung, rungs.read_columns(arguments.tuned), preset, arguments.options)
     except LookupError:
-        way = f"--peer-variants --presets {preset} {arguments.options}".rstrip()
-        raise Failure(2, f"{arguments.tuned} lacks the {rung.precision} peers for {rung.name}: measure {way}") from None
+        words = f"--peer-variants --presets {preset} {arguments.options}".rstrip()
+        told = f"{arguments.tuned} has no {rung.precision} variant for {rung.name}: measure with {words}"
+        raise Failure(2, told) from None
     return tuned, {"tuning": tuning}
 
 

@@ -1,40 +1,44 @@
 #!/usr/bin/env bash
-# Measure on this machine's GPU what the pages show: one folder, one part after the other, each complete in itself.
+# Measure on this machine's GPU what the pages show. The results go into one folder, which has a folder for each part.
 #
 #   ./scripts/maintain/record.sh scripts/recorded/DEVICE_DATE                    all parts
 #   ./scripts/maintain/record.sh FOLDER --only headline,kernels                  some of them
-#   ./scripts/maintain/record.sh FOLDER --time-limit 560                         end after so many seconds; again: the rest
+#   ./scripts/maintain/record.sh FOLDER --time-limit 560                         stop in time; run it again for the rest
 #   ./scripts/maintain/record.sh FOLDER --toy                                    try it at toy sizes, on a CPU too
 #
-# part                 minutes at most, and those that we expect on an H100 (from the record of 2026-11-25)
-# peers                15    7   the ways to run the peer at medium, each started once; tuned rungs take the fastest
-# peers-small          15    4   the same at small
-# peers-long           15    7   medium with sequences of 4,096 tokens
-# peers-autotuned      15    8   the one whose compiler takes minutes, at medium
-# ladder-medium        25   10   the rungs of the ladder in rounds, in a graph
-# ladder-medium-eager  25   12   the same without a graph
-# ladder-small         15    3   the same at small, in a graph
-# ladder-small-eager   15    3   without a graph
-# ladder-long          15    6   versions 2 to 4 and peers with sequences of 4,096 tokens, in a graph
-# vocabulary           40   25   version 3's fused loss, the whole logits and Liger's, over the vocabulary, at medium
-# headline             30   25   versions, presets and precisions as they run by default, version 1 also not deterministic, and peers
-# graph                15    4   the same steps with and without a graph, in bfloat16
-# kernels               8    4   version 3's kernels alone
-# ablation2            25   10   version 2's switches: each alone, taken away, all
-# ablation3            25   13   version 3's kernels likewise
-# timeline              5    2   when each kernel of a step runs, versions 1 and 4
-# trace                 5    2   one step of versions 1 and 4 for Perfetto: the page "read a trace"
-# stages               10    3   the debugging exercise
-# memory               10    6   peak memory over the length of the sequences
-# ddp                  20   15   several GPUs, on all of them: DDP and FSDP2, version 3 and 4 and the peer
+# The first number of minutes ends a part. The second is what we expect on an H100, from the record of 2026-11-25.
 #
-# Several calls may measure a part: --time-limit ends one, and the next goes on. headline and graph run each row once, for
-# ratios are the ladder's, which starts everything three times. They and ddp write each row as it is measured, and take up
-# what is missing also on another machine of the kind. A column of the ladder keeps every start, and begins anew on
-# another machine; a vocabulary has a column for each number of entries. An ablation that had no time for all its rounds
-# begins anew. TINY_LLAMA_COMMIT names the commit if the files are a copy without Git's history.
+# part                 minutes  what
+# peers                15    7  the ways to run Hugging Face's model with the medium preset, each started once. The
+#                               fastest become the strongest stack
+# peers-small          15    4  the same with the small preset
+# peers-long           15    7  the same with the medium preset and sequences of 4,096 tokens
+# peers-autotuned      15    8  the way whose compiler takes minutes, with the medium preset
+# ladder-medium        25   10  the rungs of the ladder in rounds, with a graph
+# ladder-medium-eager  25   12  the same without a graph
+# ladder-small         15    3  the small preset, with a graph
+# ladder-small-eager   15    3  the same without a graph
+# ladder-long          15    6  versions 2 to 4 and Hugging Face's model, sequences of 4,096 tokens, with a graph
+# vocabulary           40   25  whole logits, version 3's fused loss and Liger's: several vocabularies, medium preset
+# headline             30   25  all versions and Hugging Face's model: presets, precisions, default options; version 1
+#                               also not deterministic
+# graph                15    4  the same steps with and without a graph, in bfloat16
+# kernels               8    4  each of version 3's kernels on its own
+# ablation2            25   10  version 2's switches: each alone, all but one, all
+# ablation3            25   13  the same for version 3's kernels
+# timeline              5    2  when each kernel of a step runs, versions 1 and 4
+# trace                 5    2  one step of versions 1 and 4 for Perfetto: the page "read a trace"
+# stages               10    3  the debugging exercise
+# memory               10    6  peak memory for several sequence lengths
+# ddp                  20   15  DDP and FSDP2 on all GPUs, if there are several: versions 3 and 4, Hugging Face's model
+#
+# If --time-limit ends a part, run the same command again. headline, graph and ddp save each row, and another machine of
+# the same kind can measure the rest. The ladder, peers and vocabulary save each start; on another machine they begin a
+# new column. vocabulary has a column for each number of entries. An ablation without time for all its rounds starts
+# over. headline and graph run each row once, because the pages take their ratios from the ladder, which starts every
+# process three times. If the files are a copy without Git's history, name the commit with TINY_LLAMA_COMMIT.
 # Afterwards: python scripts/maintain/ladder.py --write
-# Exit status: 0 all is there; 1 something failed or is left; 2 a bad option.
+# Exit status: 0 everything is measured; 1 something failed or is left; 2 a bad option.
 
 set -uo pipefail
 
@@ -69,13 +73,13 @@ folder=$(CDPATH="" cd "$folder" && pwd)
 find_python
 gpus=$("$PYTHON" -c 'import torch; print(torch.cuda.device_count())') ||
     fail 2 "$PYTHON has no PyTorch: run scripts/quickstart.sh first, or set TINY_LLAMA_PYTHON"
-[[ $gpus -gt 0 || ${#toy[@]} -gt 0 ]] || fail 2 "PyTorch sees no GPU here, and times of a CPU are not recorded"
+[[ $gpus -gt 0 || ${#toy[@]} -gt 0 ]] || fail 2 "PyTorch sees no GPU here, and we don't record times of a CPU"
 parts=(peers peers-small peers-long peers-autotuned)
 parts+=(ladder-medium ladder-medium-eager ladder-small ladder-small-eager ladder-long)
 parts+=(vocabulary headline graph kernels ablation2 ablation3 timeline trace stages memory)
 [[ $gpus -lt 2 ]] || parts+=(ddp)
 for name in ${only//,/ }; do
-    [[ " ${parts[*]} " == *" $name "* ]] || fail 2 "--only: $name is none of ${parts[*]}"
+    [[ " ${parts[*]} " == *" $name "* ]] || fail 2 "--only: $name isn't one of ${parts[*]}"
 done
 if [[ ${#toy[@]} -gt 0 ]]; then
     sizes=(--presets tiny --repeats 2 --batch-sizes 2 --seq-lengths 16 --num-steps 3 "${toy[@]}")
@@ -155,7 +159,7 @@ suite headline 30 --models "v1,v1+nodet,v2,v2+compile,v3,v4,$peers" --precisions
 suite graph 15 --models v1+nodet,v2,v2+compile,v3,v4 --precisions bfloat16 --graph on,off \
     --metrics throughput,memory
 part kernels 8 "$PYTHON" "$SCRIPTS/maintain/benchmark_kernels.py" --json kernels.json
-# At small the host would be what version 2's ablation measures, for it launches from Python.
+# With the small preset, version 2's ablation would measure the CPU, because it launches from Python.
 ablation 2 "${medium[@]}"
 ablation 3 "${small[@]}" --switches "rmsnorm-kernel,rope-kernel,swiglu-kernel,attention-kernel,loss-kernel"
 part timeline 5 "$PYTHON" "$SCRIPTS/maintain/timeline.py" "${small[@]}" --json timeline.json
@@ -170,7 +174,7 @@ if [[ $gpus -gt 1 ]]; then
 fi
 
 if [[ ${#left[@]} -gt 0 ]]; then
-    echo "not complete yet: ${left[*]}; the same command goes on"
+    echo "not complete yet: ${left[*]}; run the same command again"
     exit 1
 fi
 echo "complete: $folder"

@@ -2,8 +2,8 @@
 
 A process imports a training script, warms the script's own Trainer up, and runs ten steps whenever it is asked. In a
 round every process is asked once, one after the other, and the order rotates from round to round. An eager step takes
-as long as the host needs, whose speed drifts within seconds: an eager round asks everybody several times, in turns. All
-processes start anew several times, for compilation, tiles and memory layout are drawn at a start.
+as long as the host needs, whose speed drifts within seconds: an eager round goes around several times. All processes
+start anew several times, for compilation, tiles and memory layout are drawn at a start.
 
     python scripts/maintain/rounds.py '{"version": 2, "options": ["--preset", "small"], "steps": 10}'     such a process
 
@@ -275,7 +275,7 @@ class Rounds:
         return times
 
     def turn(self, names, running, start, turn):
-        """Ask every process, in turns where a round asks several times; keep what they measured as one round."""
+        """Ask every process, eager ones several times; keep what they measured as one round."""
         times = {}
         for _ in range(PASSES[self.graph]):
             for name in rotated(names, turn):

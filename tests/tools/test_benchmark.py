@@ -618,7 +618,7 @@ def test_peers_train_the_same_model_from_the_same_weights(tmp_path):
         (["--fp8", "--use-amp"], "--fp8 needs a GPU, got cpu"),
         (["--library", "liger"], "--library liger needs a GPU, got cpu"),
         (["--liger-loss"], "--liger-loss needs a GPU, got cpu"),
-        (["--master-weights"], "--master-weights needs --use-amp, whose dtype the weights get"),
+        (["--master-weights"], "--master-weights needs --use-amp: it sets the weights' dtype"),
         (["--compile-optimizer"], "--compile-optimizer needs --master-weights: PyTorch's fused AdamW is one kernel"),
         (["--compile-blocks"], "--compile-blocks needs --enable-torch-compile"),
         (["--attention-backend", "cudnn"], "--attention-backend cudnn cannot run this model in float32: use auto"),

@@ -70,7 +70,7 @@ def test_what_was_cut_off_goes_on_and_a_failure_is_named(record, tmp_path):
     done = record("--only", "kernels,ablation2", fails="benchmark_kernels")
     assert done.returncode == 1
     assert "kernels: status 1" in done.stdout and "it broke" in done.stdout and "ablation2: done" in done.stdout
-    assert done.stdout.endswith("not complete yet: kernels; the same command goes on\n")
+    assert done.stdout.endswith("not complete yet: kernels; run the same command again\n")
     assert (tmp_path / "re sults" / "kernels" / "log.txt").read_text() == "it broke\n"
     assert record("--only", "kernels").returncode == 0
     assert {path.name for path in (tmp_path / "re sults" / "kernels").iterdir()} == {"log.txt", "record.json"}
@@ -159,8 +159,8 @@ def test_the_ladder_takes_the_options_that_it_is_given(toy, record, tmp_path, mo
         (["--time-limit", "soon"], 1, "needs a positive number, got soon"),
         (["another"], 1, "one folder"),
         (["--only"], 1, "--only needs a value"),
-        (["--only", "suite"], 1, "suite is none of peers peers-small"),
-        (["--only", "ddp"], 1, "ddp is none of peers"),
+        (["--only", "suite"], 1, "suite isn't one of peers peers-small"),
+        (["--only", "ddp"], 1, "ddp isn't one of peers"),
         ([], 0, "PyTorch sees no GPU here"),
     ],
 )

@@ -549,7 +549,7 @@ def test_a_ladder_keeps_what_was_tuned(tmp_path, monkeypatch, capsys):
     assert tuning["chosen"] == first.name and len(tuning["steps_ms"]) > 5 and tuning["seconds"] >= 0
     assert found.content["seconds"] >= 0
     assert ladder(tmp_path, *words, "--append", "--seed", "1") == 2
-    said = f"lacks the bfloat16 peers for library: measure --peer-variants --presets tiny --seed 1 {' '.join(TOY)}"
+    said = f"has no bfloat16 variant for library: measure with --peer-variants --presets tiny --seed 1 {' '.join(TOY)}"
     assert said in capsys.readouterr().err
 
 
@@ -623,7 +623,7 @@ def workers(seed):
         ("--vocabularies 64,many", "separate whole numbers with commas"),
         ("--vocabularies 64 --rungs h", "--rungs, --again: h isn't one of v2, v3 whole, v3, v4, hf, hf liger, library"),
         ("--vocabularies 64 --peer-variants", "measure different rows: give one of them"),
-        ("--rungs library", "--tuned must name the peers.json of --peer-variants for library"),
+        ("--rungs library", "library: add --tuned with the peers.json that --peer-variants wrote"),
         ("--hiden-dim 3", "unrecognized arguments: --hiden-dim 3"),
     ],
 )
