@@ -415,7 +415,7 @@ def test_the_fusion_report_takes_the_newest_profiles_of_like_runs(two_profiles, 
 def test_bad_input_of_the_fusion_report(two_profiles, one_process, tmp_path, capsys):
     both = ["--baseline", two_profiles[1], "--fused", two_profiles[2]]
     refused(fusion_report.main, ["--baseline", "nowhere", "--fused", two_profiles[2]], capsys, "holds no profile_v")
-    refused(fusion_report.main, [*both, "--use-amp"], capsys, "means nothing")
+    refused(fusion_report.main, [*both, "--use-amp"], capsys, "has no effect")
     wrong = ["--output-dir", tmp_path / "new", "--num-heads", "5"]
     assert fusion_report.main([str(word) for word in wrong]) == 2  # after the words of run_pytorch_profiler.py
     for version, folder in two_profiles.items():  # as an earlier call has left them

@@ -42,7 +42,7 @@ from common.command_line import Failure, run_tool
 from common.profiles import number, readers
 from conftest import METADATA, event
 from in_process import refused
-from maintain import losses, rungs
+from maintain import rungs
 from maintain.records import newest_record
 
 SEED = 35
@@ -383,7 +383,6 @@ def test_a_missing_input_is_not_one_that_cannot_be_written(tmp_path, capsys):
 RESULTS = {
     "suite.json": lambda path: suite_results.write_results({"record": {}, "runs": [], "accuracy": []}, path),
     "ladder.json": lambda path: rungs.write_columns([], path),
-    "fp8_seed1.json": lambda path: losses.write_run({"variant": "fp8", "seed": 1}, path.parent),
 }
 
 

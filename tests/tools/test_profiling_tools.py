@@ -208,7 +208,7 @@ def test_the_guides_two_commands_leave_every_file(with_memory, profile_folder, t
 def test_bad_input_of_the_profiler_is_one_sentence(tmp_path, capsys):
     table = SAMPLES / "rocm-6.4" / "kernel_trace.csv"
     refused(profiler.main, ["--analyze-existing", "nowhere.json"], capsys, "does not exist")
-    refused(profiler.main, ["--analyze-existing", "x.json", "--use-amp"], capsys, "means nothing")
+    refused(profiler.main, ["--analyze-existing", "x.json", "--use-amp"], capsys, "has no effect")
     refused(profiler.main, ["--analyze-existing", table], capsys, "isn't a trace of versions 1 to 4: read it with")
     refused(profiler.main, ["--version", "9"], capsys, "invalid choice")
     refused(profiler.main, ["--version", "1", "--profile-dir", __file__], capsys, "cannot be made", 1)
