@@ -872,9 +872,9 @@ def cross_entropy_backward_kernel(
     store(dx_ptr + offsets, tl.where(label[:, None] == IGNORED, 0.0, (softmax - onehot) * scale), mask)
 
 
-def empty_per_row(rows, device):
-    """Allocate [4, rows] in float32; each of the four begins at 16 bytes, else Triton compiles for other addresses."""
-    return torch.empty(4, 4 * cdiv(rows, 4), dtype=torch.float32, device=device)[:, :rows]
+def empty_per_row(count, rows, device):
+    """Allocate [count, rows] in float32; each row begins at 16 bytes, or Triton would compile for other addresses."""
+    return torch.empty(count, 4 * cdiv(rows, 4), dtype=torch.float32, device=device)[:, :rows]
 
 
 def launch_cross_entropy_forward(logits, labels, loss, counted, m, log_l):
@@ -889,10 +889,10 @@ def launch_cross_entropy_forward(logits, labels, loss, counted, m, log_l):
 class CrossEntropyFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx, logits, labels):
-        per_row = empty_per_row(logits.shape[0], logits.device)
-        loss, counted, m, log_l = per_row
-        launch_cross_entropy_forward(logits, labels, loss, counted, m, log_l)
-        loss, count = per_row[:2].sum(1)
+        loss_and_counted = empty_per_row(2, logits.shape[0], logits.device)
+        m, log_l = empty_per_row(2, logits.shape[0], logits.device)
+        launch_cross_entropy_forward(logits, labels, *loss_and_counted, m, log_l)
+        loss, count = loss_and_counted.sum(1)
         ctx.save_for_backward(logits, labels, m, log_l, count)
         return loss / count
 
@@ -956,7 +956,7 @@ class LinearCrossEntropyFunction(torch.autograd.Function):
     def forward(ctx, x, w, labels, chunk):
         rows = x.shape[0]
         V = w.shape[0]
-        per_row = empty_per_row(rows, x.device)
+        per_row = empty_per_row(4, rows, x.device)
         one = torch.ones((), device=x.device)
         dx = torch.empty_like(x)
         dw = torch.empty(w.shape, dtype=torch.float32, device=x.device)

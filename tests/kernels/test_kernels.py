@@ -245,7 +245,7 @@ def test_changing_sequence_lengths_do_not_recompile_without_end(device):
 @pytest.mark.parametrize("rows", [33, 34, 36, 48])
 def test_the_loss_of_any_number_of_rows_begins_at_16_bytes(rows):
     """Triton compiles a kernel again for an address that 16 does not divide."""
-    assert [part.data_ptr() % 16 for part in V3.empty_per_row(rows, "cpu")] == [0] * 4
+    assert [part.data_ptr() % 16 for part in V3.empty_per_row(4, rows, "cpu")] == [0] * 4
 
 
 # ---------------------------------------------------------------- AdamW
