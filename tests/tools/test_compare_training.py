@@ -436,7 +436,7 @@ def test_a_speed_is_shown_if_it_exceeds_the_noise_of_old_under_two_names(monkeyp
         (["--fuse", "qkv", "--", GPT, "--versus", GPT], "'qkv' isn't of the form REGEX=REPLACEMENT"),
         (["--map", "(=x", "--", GPT, "--versus", GPT], "'(' isn't a regular expression: missing )"),
         (["--markdown", "no/such.md", "--", GPT, "--versus", GPT], "--markdown no/such.md: its folder does not exist"),
-        (["--json", GPT, "--", GPT, "--versus", GPT], "char_gpt.py is a file that the command uses: choose another name"),
+        (["--json", GPT, "--", GPT, "--versus", GPT], "char_gpt.py is a file that the command uses"),
         (["--round", "3", "--", GPT, "--versus", GPT], "did you mean --rounds?"),
     ],
 )
