@@ -2456,7 +2456,7 @@ def strict_names(text):
     names = text.split(",")
     unknown = [name for name in names if name not in STRICT]
     if unknown:
-        raise argparse.ArgumentTypeError(f"{unknown[0]!r} is none of {', '.join(STRICT)}; write -- before the script")
+        raise argparse.ArgumentTypeError(f"{unknown[0]!r} isn't one of {', '.join(STRICT)}; write -- before the script")
     return names
 
 

@@ -640,7 +640,7 @@ def test_the_verdict_counts_warnings_and_strict_makes_four_kinds_findings(name, 
 
 
 def test_strict_refuses_a_name_that_it_does_not_know(capsys):
-    refused(check_training.main, ["--strict", "x.py"], capsys, "'x.py' is none of unused, frozen_between, same_input")
+    refused(check_training.main, ["--strict", "x.py"], capsys, "'x.py' isn't one of unused, frozen_between, same_input")
 
 
 LOOP_BY_HAND = """
