@@ -677,6 +677,13 @@ def test_a_buffer_out_of_range_reads_zero_and_stores_nothing():
         run("gfx942", "buffer_load_dwordx2 v[2:3], v1, s[4:7], 0 offen", {1: 60}, s, ranges=[allowed])
 
 
+@pytest.mark.parametrize("address", [1 << 63, (1 << 64) - 2, (1 << 63) - 2])
+@pytest.mark.parametrize("code", ["global_load_dword v2, v1, s[2:3]", "s_load_dword s6, s[2:3], 0x0"])
+def test_an_address_that_no_memory_has(code, address):
+    with pytest.raises(Fault, match="outside every tensor"):
+        run("gfx942", code, {1: 0}, {2: address & 0xFFFFFFFF, 3: address >> 32})
+
+
 def test_scratch_is_of_each_lane():
     code = "scratch_store_dword off, v1, off offset:8\nscratch_load_dword v2, off, off offset:8"
     assert run("gfx942", code, {1: np.arange(64)}, scratch=12).v[2].tolist() == list(range(64))

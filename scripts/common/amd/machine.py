@@ -59,7 +59,7 @@ class Memory:
 
     def places(self, address, size, word):
         i = np.searchsorted(self.first, address, "right") - 1
-        outside = (i < 0) | (address + size > self.end[i])
+        outside = (i < 0) | (address > self.end[i] - size)
         if outside.any():
             raise Fault(f"a {word} outside every tensor in {outside.sum()} lanes, first at {address[outside][0]:#x}")
         return places(address - FIRST_ADDRESS, size)

@@ -234,7 +234,7 @@ def global_access(instruction, kernel, load, size, signed, half):
     first = vector_register(data, kernel)
     address = vector_register(address, kernel)
     immediate = int(modifiers.get("offset", "0"), 0)
-    base = None if base == "off" else scalar_reader(base, "u64")
+    base = None if base == "off" else scalar_reader(base, "i64")
 
     def run(wave):
         lanes = wave.lanes

@@ -151,12 +151,12 @@ def load(words, instruction):
     """Translate a load of scalar registers (SMEM)."""
     destination, base, *offset = instruction.operands
     to = scalar_register(destination)
-    base = scalar_reader(base, "u64")
+    base = scalar_reader(base, "i64")
     offset = scalar_reader(offset[0], "u32") if offset and offset[0] not in ("null", "off") else lambda wave: 0
     immediate = int(instruction.modifiers.get("offset", "0"), 0)
 
     def run(wave):
-        address = np.array([base(wave) + offset(wave) + immediate], np.int64)
+        address = np.array([base(wave)], np.int64) + (offset(wave) + immediate)
         wave.set_scalar(to, int.from_bytes(wave.memory.load(address, 4 * words).tobytes(), "little"), words)
 
     return run
@@ -166,12 +166,12 @@ def load_part(bits, signed, instruction):
     """Translate a load of 8 or 16 bits into a scalar register (RDNA 4)."""
     destination, base, offset = instruction.operands
     to = scalar_register(destination)
-    base = scalar_reader(base, "u64")
+    base = scalar_reader(base, "i64")
     offset = scalar_reader(offset, "u32")
     immediate = int(instruction.modifiers.get("offset", "0"), 0)
 
     def run(wave):
-        address = np.array([base(wave) + offset(wave) + immediate], np.int64)
+        address = np.array([base(wave)], np.int64) + (offset(wave) + immediate)
         data = wave.memory.load(address, bits // 8).tobytes()
         wave.set_scalar(to, int.from_bytes(data, "little", signed=signed) & 0xFFFFFFFF)
 
