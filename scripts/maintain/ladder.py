@@ -157,15 +157,16 @@ def row_title(name):
 
 
 def told_of(column, recorded):
-    """Return the lines below a ladder: the leads over the peers, what is noise, and where a column was measured."""
+    """Return what stands below a ladder: the leads over the peers, then the noise and where a column was measured."""
     rounds = [len(times) for name in column.rungs for times in column.medians(name) if times]
     way = "With a graph" if column.content["graph"] else "Eager"
     ideas = {rung.name: rung.idea for rung in rungs.LADDER}  # a record keeps the words of its time
-    lines = [f"**{way}.**"]
+    leads = [f"**{way}.**"]
     for name, peer in column.over_peers():
         if found := column.gain(name, peer):
             idea = ideas.get(peer, column.rungs[peer].idea)
-            lines.append(f"Version {column.rungs[name].version} over {idea}: {found}.")
+            leads.append(f"Version {column.rungs[name].version} over {idea}: {found}.")
+    lines = []
     if pair := column.pair():
         lines.append(f"{noise_line(row_title(column.content['again']), furthest(ratios(*pair)))}.")
         name, percent = column.noisiest()
@@ -176,7 +177,9 @@ def told_of(column, recorded):
         gains = [gain for name, base in pairs if (gain := column.gain(name, base))]
         shared = span([gain.rounds for gain in gains])
         lines.append(f"Memory doesn't hold all rows at once, so a gain uses the {shared} that ran both of its rows.")
-    return " ".join([*lines, origin(column.content["record"], recorded)])
+    lines.append(origin(column.content["record"], recorded))
+    between = "\n\n" if leads[1:] else " "
+    return between.join(map(" ".join, [leads, lines]))
 
 
 def ladders_of_gpus(recorded):
@@ -295,7 +298,8 @@ def kernels_table(recorded):
     for operation in kernels["operations"] if kernels else []:
         timed = {c["name"]: c for c in operation["candidates"] if "us" in c}
         if ours := timed.pop("V3", None):
-            cells = [f"{ours['us']['median']:.1f}", f"{ours['rate']:,.0f} {operation['unit']}", f"{ours['share']:.0%}"]
+            share = f"{100 * ours['share']:.0f} %"
+            cells = [f"{ours['us']['median']:.1f}", f"{ours['rate']:,.0f} {operation['unit']}", share]
             best = min(timed, key=lambda name: timed[name]["us"]["median"], default="")
             cells += [best, f"{ours['against_pytorch']:.2f}" if best else ""]
             lines.append([f"{operation['operation']}, {operation['size']}", *cells])

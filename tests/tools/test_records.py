@@ -254,7 +254,7 @@ def recorded(tmp_path, monkeypatch):
         ("v3", "| V3 | fp32 | graph | 10.00 | 10.00 to 10.00 | 800 | 0.2 | 410 |"),
         ("graph", "| small | V1 | fp32 | 100.0 | 50.00 | 1.67 (1.25 to 2.00) |"),
         ("ddp", "| V3 | bf16 | graph | 4 | 10.00 | 10.00 to 10.00 | 3,200 | 0.2 | 80.0 % (80.0 to 80.0) | 100 |"),
-        ("kernels", "| RoPE forward, 1 x 2 | 10.0 | 3,000 GB/s | 90% | SDPA | 2.00 |"),
+        ("kernels", "| RoPE forward, 1 x 2 | 10.0 | 3,000 GB/s | 90 % | SDPA | 2.00 |"),
         ("kernels", "4,000 GB/s (bytes read plus bytes written), and 8192³ matmuls reach fp32 50, bf16 2 TFLOP/s"),
         ("ablation3", "| a | 1.38 (1.25 to 1.50) | 2.25 (2.00 to 2.50) | -2,000, +1 | -4, -1 |"),
         ("ablation3", "5.000 ms with all switches off and 2.500 ms with all on. Not judged: 2 rounds of the 5 needed."),
