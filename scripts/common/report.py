@@ -82,7 +82,7 @@ def result_lines(rows):
         ["tokens/s", *(f"{row['tokens_per_second']:,.0f}" for row in rows)],
         ["TFLOP/s", *(rounded(row["tflops"]) for row in rows)],
         ["peak memory MiB", *(f"{row['peak_memory_mb']:,.0f}" for row in rows)],
-        ["parameters trained", *(f"{row['parameters_trained'] / row['parameters']:.0%}" for row in rows)],
+        ["parameters trained", *(f"{100 * row['parameters_trained'] / row['parameters']:.0f} %" for row in rows)],
     ]
 
 

@@ -41,7 +41,7 @@ def measured_ratio(column, first, second):
     if found := column.gain(second.name, first.name):
         return str(found)
     times = column.step_ms(first.name), column.step_ms(second.name)
-    return f"{times[0] / times[1]:.2f}, apart" if all(times) else "..."
+    return f"{times[0] / times[1]:.2f}x, apart" if all(times) else "..."
 
 
 def measured_row(column):
@@ -60,5 +60,5 @@ def expected_table(columns):
     rows = []
     for gpu in [*recorded, *others]:
         rows += [row for row in measured if row[0] == gpu]
-        rows.append([gpu, "predicted", *(f"{ratio:.2f}" for ratio in predicted_ratios(gpu).values())])
+        rows.append([gpu, "predicted", *(f"{ratio:.2f}x" for ratio in predicted_ratios(gpu).values())])
     return markdown_table(["GPU", "how known", *wanted()], rows, left=2)

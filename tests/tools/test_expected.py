@@ -65,7 +65,7 @@ def test_measured_and_predicted_ratios_are_marked():
     ]
     lines = expected.expected_table(columns).splitlines()[2:]
     assert lines[0] == "| H200 | measured | 3.0 | ... | 4.0 |"
-    assert lines[2] == "| H100 | measured | ... | 2.00, apart | 3.0 |"
+    assert lines[2] == "| H100 | measured | ... | 2.00x, apart | 3.0 |"
     assert [line.split(" | ")[0] for line in lines[1:4:2]] == ["| H200", "| H100"]
     assert sorted(line.split()[1] for line in lines if "| predicted |" in line) == sorted(expected.PREDICTED)
     assert len(lines) == 2 + len(expected.PREDICTED)
