@@ -29,7 +29,8 @@ from common.versions import REPOSITORY
 from maintain.pages import all_pages, commands, start_of
 
 RUN_ALONE = ("test.sh", "record.sh", "try_pages.py")
-SAID_WITH_STATUS_1 = re.compile(r"check\.py (solution )?\d+")  # of an exercise that nobody has started
+# Of an exercise that nobody has started, and of a way to train that does not compute the same.
+SAID_WITH_STATUS_1 = re.compile(r"check\.py (solution )?\d+|compare_training\.py .*\bfound\b")
 PLACEHOLDER = re.compile(r"\b[A-Z]+_[A-Z]+\b(?!=)")
 LEFT_OUT = (".git", ".venv*", "__pycache__", ".pytest_cache", ".ruff_cache", "tried_pages")
 GRACE_S = 10  # for a command to end itself and what it started, before it is killed

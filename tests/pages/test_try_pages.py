@@ -36,21 +36,23 @@ def test_each_command_gets_a_line(page_of, capsys, tmp_path):
         "python check.py 01 || exit 1",
         "python check.py solution 01 || exit 1",
         "python check.py 02 || exit 2",
+        "python compare_training.py -- ways.py mended --versus ways.py found || exit 1",
+        "python compare_training.py -- ways.py mended --versus ways.py kept || exit 1",
         "record.sh FOLDER",
         "echo $TINY_LLAMA_PYTHON >>environment",
         "cat environment",
     )
     assert try_pages.main(["--output-dir", "a folder"]) == 1
-    *tried, again, _, summary = capsys.readouterr().out.splitlines()
+    *tried, again, _, _, summary = capsys.readouterr().out.splitlines()
     ended, words = zip(*((line[:12].strip(), line.split("  | ")[1]) for line in tried), strict=True)
-    assert ended == ("ok", "ok", "failed", "ok", "ok", "failed", "passed over", "ok", "ok")
+    assert ended == ("ok", "ok", "failed", "ok", "ok", "failed", "ok", "failed", "passed over", "ok", "ok")
     place = pathlib.Path(words[1])
     assert place.name == "version1_pytorch_baseline" and not place.is_relative_to(tmp_path)
-    assert words[0] == words[8] == sys.executable
+    assert words[0] == words[10] == sys.executable
     assert words[2] == "status 3: no such thing" and "why not" not in tried[2]
-    assert again == tried[2] and summary.startswith("6 ok, 2 failed, 0 cut off, 1 passed over")
+    assert again == tried[2] and summary.startswith("7 ok, 3 failed, 0 cut off, 1 passed over")
     logs = sorted((tmp_path / "a folder").iterdir())
-    assert len(logs) == 8 and ".git" not in logs[1].read_text().split()
+    assert len(logs) == 10 and ".git" not in logs[1].read_text().split()
 
 
 @pytest.mark.parametrize(
