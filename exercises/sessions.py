@@ -62,7 +62,7 @@ SESSIONS = {
     ),
     5: (
         "find faults",
-        "Fast, with the right first loss, proves nothing.",
+        "A fast step with the right first loss proves nothing.",
         [
             ("performance debugging", f"{V3}/exercises/performance_debugging/README.md", 115),
             ("kernel 16", "exercises/16_find_the_phantom/README.md", 20),

@@ -179,7 +179,7 @@ def measured_tables(recorded):
         counted = row["model"].upper() in COUNTED.values() and row["precision"] in counts.ELEMENT_BYTES
         if counted and not row["options"]:
             tables[row["preset"], row["batch_size"], row["seq_len"]].append(row)
-    texts = [f"{machine_line(record)}; `scripts/recorded/{recorded.folder.name}`."]
+    texts = [f"Measured on {machine_line(record)}; `scripts/recorded/{recorded.folder.name}`."]
     for (preset, batch_size, seq_len), chosen in tables.items():
         sizes = sizes_of_options(["--preset", preset, "--batch-size", str(batch_size), "--seq-len", str(seq_len)])
         header = [f"`{preset}`", "launches", "MB", "least ms", "least MiB", "step ms", "us/launch", "peak MiB"]

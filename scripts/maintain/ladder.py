@@ -48,7 +48,7 @@ from maintain.traces import traces_texts
 
 def origin(record, recorded):
     """Return one line that says where a part was measured."""
-    return f"{machine_line(record)}; `scripts/recorded/{recorded.folder.name}`."
+    return f"Measured on {machine_line(record)}; `scripts/recorded/{recorded.folder.name}`."
 
 
 def explained(results):
@@ -165,13 +165,13 @@ def told_of(column, recorded):
     for name, peer in column.over_peers():
         if found := column.gain(name, peer):
             idea = ideas.get(peer, column.rungs[peer].idea)
-            leads.append(f"Version {column.rungs[name].version} over {idea}: {found}.")
+            leads.append(f"Speed-up of version {column.rungs[name].version} over {idea}: {found}.")
     lines = []
     if pair := column.pair():
         lines.append(f"{noise_line(row_title(column.content['again']), furthest(ratios(*pair)))}.")
         name, percent = column.noisiest()
         lines.append(f"{noisiest_line(row_title(name), percent)}.")
-    lines.append(f"We measured {span(rounds)} over {counted(column.starts(), 'start')} of each process.")
+    lines.append(f"We measured {span(rounds)}, and started each process {counted(column.starts(), 'time')}.")
     if len(column.rounds) > column.turns():  # a rung that others are compared with is in each of their groups
         pairs = [*column.over_peers(), *column.over_bases()]
         gains = [gain for name, base in pairs if (gain := column.gain(name, base))]
@@ -254,7 +254,8 @@ def vocabulary_table(recorded):
         texts.append(markdown_table([name, *(f"V = {V:,}" for V in rungs.VOCABULARIES)], lines))
     measured = columns.values()
     if measured:
-        told = f"{span([column.turns() for column in measured])} over {span([c.starts() for c in measured], 'start')}"
+        told = f"We measured {span([column.turns() for column in measured])} "
+        told += f"over {span([c.starts() for c in measured], 'start')}"
         pairs = [furthest(ratios(*pair)) for column in measured if (pair := column.pair())]
         if pairs:
             told += f". {noise_line(next(iter(measured)).content['again'], max(pairs))}"

@@ -157,13 +157,14 @@ def verdict(runs, variant, quantity):
 
 
 def described(about):
-    """Return one sentence about the text."""
+    """Return sentences about the text."""
     train = about["train"]
     held_out = about["held_out"]
     names = sorted({package.rsplit(" ", 1)[0] for package in about["packages"]})
     return (
-        f"{about['what']}: {train['bytes']:,} bytes of {train['files']:,} files to train on, "
-        f"{held_out['bytes']:,} bytes of {held_out['files']:,} files held out, from {len(names)} packages"
+        f"The text is {about['what']}. It comes from {len(names)} packages: "
+        f"{train['bytes']:,} bytes in {train['files']:,} files to train on, "
+        f"and {held_out['bytes']:,} bytes in {held_out['files']:,} held-out files."
     )
 
 
@@ -195,13 +196,14 @@ def losses_text(recorded, origin):
     first = next(iter(runs.values()))
     settings = first["settings"]
     where = origin(first["record"], recorded.holding("losses"))
+    trained = f"the {settings['preset']} preset" if settings["preset"] else "a toy model"
     told = (
-        f"We trained {settings['preset'] or 'a toy model'} for {settings['steps']:,} steps of "
+        f"We trained {trained} for {settings['steps']:,} steps of "
         f"{settings['batch_size']} sequences of {settings['seq_len']} tokens, with {settings['seeds']} seeds. "
-        f"The text: {described(first['text'])}. The training loss is the mean of the last {LAST} steps, the held-out "
-        f"loss that of {settings['held_out_tokens']:,} tokens, both in nats per byte. We compare runs with the same "
-        "seed. To see what rounding alone does, the nudged runs start with every weight moved by one unit in the last "
-        "place of bfloat16. We report a difference only if all seeds agree on its sign and its mean exceeds the "
+        f"{described(first['text'])} The training loss is the mean over the last {LAST} steps, and the held-out "
+        f"loss the mean over {settings['held_out_tokens']:,} tokens, both in nats per byte. We compare runs with the "
+        "same seed. To see what rounding alone does, the nudged runs start with every weight moved by one unit in the "
+        "last place of bfloat16. We report a difference only if all seeds agree on its sign and its mean exceeds the "
         f"largest difference of a nudged run. {where}"
     )
     hosts = {run["record"]["host"] for run in runs.values()}

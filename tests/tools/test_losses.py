@@ -63,7 +63,7 @@ def test_a_difference_is_shown_if_all_seeds_agree_and_chaos_is_smaller(folder):
 def test_a_page_says_that_nothing_is_measured_until_the_part_is_complete(folder):
     recorded = Record(folder)
     text = losses.losses_text(recorded, lambda record, _: f"Measured on {record['device']}.")
-    assert text.startswith("We trained medium for 40 steps of 2 sequences of 8 tokens")
+    assert text.startswith("We trained the medium preset for 40 steps of 2 sequences of 8 tokens")
     assert "Measured on Toy GPU." in text
     assert "| fp8 | 1.5200 | 3.0400 | +0.0200 (+0.0100 to +0.0300) | +0.0400 (+0.0200 to +0.0600) |" in text
     assert "fp8: the training loss is 0.0200 higher; the held-out loss is 0.0400 higher. TF32: no diff" in text

@@ -318,7 +318,7 @@ def test_the_ladder_by_hand(recorded):
         "over a library's model: 2.40x (1.88 to 3.00).",
         "row flag differs by up to 3.0 % ",
         "row written, strays up to 28.0 % ",
-        "6 rounds over 3 starts of each process. Toy GPU, driver 580.1",
+        "6 rounds, and started each process 3 times. Measured on Toy GPU, driver 580.1",
     ):
         assert line in text, text
     assert "9.000" not in text
@@ -343,8 +343,8 @@ def test_steps_gains_and_memory_over_the_vocabulary(recorded):
         "| V4 | ... | ... | ... | ... | ... |",
         "| V3, in chunks, over V3, whole logits | ... | ... | 0.50x (0.50 to 0.50) | 0.50x (0.50 to 0.50) | ... |",
         "| V3, in chunks | ... | ... | 77 | 77 | ... |",
-        "5 to 6 rounds over 3 starts. ",
-        "v2 differs by up to 1.0 % within a round. Toy GPU",
+        "We measured 5 to 6 rounds over 3 starts. ",
+        "v2 differs by up to 1.0 % within a round. Measured on Toy GPU",
     ):
         assert line in text, text
     words = "vocabulary_step 32000 v3; vocabulary_peak 16384 v3; vocabulary_step 8192 v3; vocabulary_peak 32000 v4"
@@ -368,7 +368,7 @@ def test_the_ladder_says_that_memory_made_groups(recorded):
     column = measured("medium", True, "2026-01-02T00:00:00+00:00", {"flag": [2.0] * 6, "written": [1.0] * 6})
     column.rounds.append({"start": 0, "turn": 0, "steps_ms": {"flag": [2.0] * 3}})  # once more, in the second group
     told = ladder.told_of(column, Record(recorded))
-    assert "6 to 7 rounds over 3 starts of each process" in told and "a gain uses the 6 rounds" in told
+    assert "6 to 7 rounds, and started each process 3 times" in told and "a gain uses the 6 rounds" in told
 
 
 def test_other_gpus_stand_beside_this_one(recorded):
