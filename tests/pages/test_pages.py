@@ -47,6 +47,18 @@ def test_commands_exist_and_take_their_options(page):
     assert [fault for command in found for fault in faults_of_command(command, start_of(page), FOLDERS)] == []
 
 
+def test_git_ignores_what_a_page_s_commands_write():
+    written = []
+    for page in (*PAGES, *EXERCISES):
+        text = re.sub(r"\$\{\w+\}", "1", page.read_text())
+        names = re.findall(r"--(?:profile-dir|metrics-file) ([\w./]+)|> (\w+\.txt)", text)
+        written += [str((start_of(page) / "".join(name)).resolve().relative_to(REPOSITORY)) for name in names]
+    written = sorted({name if "." in name else f"{name}/" for name in written})
+    call = ["git", "check-ignore", "--no-index", *written]
+    done = subprocess.run(call, cwd=REPOSITORY, capture_output=True, text=True)
+    assert len(written) > 5 and done.stdout.split() == written
+
+
 @each(all_pages())
 def test_links_lead_somewhere(page):
     """Also into pages, by GitHub's anchors: the heading in small letters, without punctuation, hyphens for spaces."""
