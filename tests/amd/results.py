@@ -152,8 +152,8 @@ One case is wrong, and we know why: gfx90a's matrix units flush denormal float16
 These {attention} runs cover each tile that version 3 may choose, on each target, in each precision and for each head
 size D. Other factors vary between runs: the number of tokens ({lengths}), sequences x query/key heads
 ({heads}), RoPE, and the order of waves. Any two values of two factors meet in at
-least {meetings} runs. A cell shows the largest error in percent of what we allow, on gfx90a, gfx942 and gfx950 (gfx9) or
-gfx1100 and gfx1201 (gfx1).
+least {meetings} runs. A cell shows the largest error in percent of what we allow, on gfx90a, gfx942 and gfx950 (gfx9)
+or gfx1100 and gfx1201 (gfx1).
 
 {tiles}
 
@@ -166,8 +166,8 @@ afterwards. The reference is version 1 in float64, whose losses are {losses}.
 {training}
 
 ## Single instructions deleted or changed
-We deleted or changed {mutants} instructions of each kernel, one at a time, on gfx942 in bfloat16. The interpreter refuses
-a fault; a wrong result has a larger error than we allow. If neither happened, the change wasn't noticed. We haven't
+We deleted or changed {mutants} instructions of each kernel, one at a time, on gfx942 in bfloat16. The interpreter
+refuses a fault; a wrong result has a larger error than we allow. If neither happened, the change wasn't noticed. We haven't
 looked at each of those: some can't change anything (a check for NaN, a scale that isn't needed, a register that holds
 the same value), others change too little. We left out waits, which the interpreter doesn't model.
 
