@@ -167,9 +167,9 @@ afterwards. The reference is version 1 in float64, whose losses are {losses}.
 
 ## Single instructions deleted or changed
 We deleted or changed {mutants} instructions of each kernel, one at a time, on gfx942 in bfloat16. The interpreter
-refuses a fault; a wrong result has a larger error than we allow. If neither happened, the change wasn't noticed. We haven't
-looked at each of those: some can't change anything (a check for NaN, a scale that isn't needed, a register that holds
-the same value), others change too little. We left out waits, which the interpreter doesn't model.
+refuses a fault; a wrong result has a larger error than we allow. If neither happened, the change wasn't noticed. We
+haven't looked at each of those: some can't change anything (a check for NaN, a scale that isn't needed, a register that
+holds the same value), others change too little. We left out waits, which the interpreter doesn't model.
 
 {changed}
 """
