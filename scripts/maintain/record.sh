@@ -9,7 +9,7 @@
 # The first number of minutes ends a part. The second is what we expect on an H100, from the record of 2026-11-25.
 #
 # part                 minutes  what
-# peers                15    7  the ways to run Hugging Face's model with the medium preset, each started once. The
+# peers                15    4  the ways to run Hugging Face's model with the medium preset, each started once. The
 #                               fastest become the strongest stack
 # peers-small          15    4  the same with the small preset
 # peers-long           15    7  the same with the medium preset and sequences of 4,096 tokens
@@ -19,7 +19,7 @@
 # ladder-small         15    3  the small preset, with a graph
 # ladder-small-eager   15    3  the same without a graph
 # ladder-long          15    6  versions 2 to 4 and Hugging Face's model, sequences of 4,096 tokens, with a graph
-# vocabulary           40   25  whole logits, version 3's fused loss and Liger's: several vocabularies, medium preset
+# vocabulary           75   50  whole logits, version 3's fused loss and Liger's: several vocabularies, medium preset
 # headline             30   25  all versions and Hugging Face's model: presets, precisions, default options; version 1
 #                               also not deterministic
 # graph                15    4  the same steps with and without a graph, in bfloat16
@@ -153,7 +153,7 @@ rungs ladder-small 15 "${at_small[@]}" --graph "$captured" "${columns[@]}"
 rungs ladder-small-eager 15 "${at_small[@]}" --graph off "${columns[@]}"
 rungs ladder-long 15 "${at_length[@]}" --graph "$captured" --rungs 'g,h,i,k,peer,peer fp8,library,library fp8' \
     "${columns[@]}" "${sequences[@]}"
-rungs vocabulary 40 --vocabularies "$vocabularies" "${at_medium[@]}" --graph "$captured" "${columns[@]}"
+rungs vocabulary 75 --vocabularies "$vocabularies" "${at_medium[@]}" --graph "$captured" "${columns[@]}"
 peers=hf+compile:float32:bfloat16:fp8,hf+compile+packed:bfloat16:fp8,liger:bfloat16
 suite headline 30 --models "v1,v1+nodet,v2,v2+compile,v3,v4,$peers" --precisions float32,tf32,bfloat16,fp8
 suite graph 15 --models v1+nodet,v2,v2+compile,v3,v4 --precisions bfloat16 --graph on,off \

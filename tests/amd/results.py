@@ -132,42 +132,44 @@ def problem(run, found):
 
 TEXT = """# Version 3's kernels, executed as AMD's instructions
 
-Run by hand on {date} with Triton {triton}, PyTorch {torch} and NumPy {numpy} on a CPU, with the interpreter and the
-kernels of commit {commit}. Nobody has run these kernels on an AMD GPU.
+We ran these by hand on {date} on a CPU, with Triton {triton}, PyTorch {torch}, NumPy {numpy} and commit {commit}.
+Nobody has run the kernels on an AMD GPU.
 
     python tests/amd/results.py runs.jsonl --processes 15    # {runs} runs, {minutes:.0f} minutes of one core
     python tests/amd/results.py runs.jsonl --write           # this page
 
 ## Operations
-The worst relative error of a case's outputs and gradients, compared with float64. "Allowed" is twice the error of plain
-PyTorch in the same precision, plus 1e-6, of the tensor that came nearest to it on gfx942. The two orders of waves take
-turns. Of fp8, only the conversions are executed: PyTorch multiplies, in float32.
+A cell shows a case's largest relative error, outputs and gradients included, compared with float64. We allow twice the
+error of plain PyTorch in the same precision, plus 1e-6. "Allowed" shows that limit for the tensor that came nearest to
+it on gfx942. Cases alternate between the two orders of waves. In fp8 we execute the conversions, and PyTorch multiplies
+in float32.
 
 {operations}
 
-Wrong, and explained: small float16 values on gfx90a, whose matrix units take denormal numbers for zero.
+One case is wrong, and we know why: gfx90a's matrix units flush denormal float16 numbers to zero.
 
 ## Attention with each tile
-{attention} runs: each tile that version 3 may choose, on each target, in each precision and for each size D of a head.
-The number of tokens ({lengths}), sequences x query/key heads ({heads}), rotation by RoPE and
-the order of waves take turns: any two values of two factors meet in at least {meetings} runs. A cell is the worst
-error, in percent of what is allowed, on gfx90a, gfx942 and gfx950 (gfx9) or gfx1100 and gfx1201 (gfx1).
+These {attention} runs cover each tile that version 3 may choose, on each target, in each precision and for each head
+size D. Other factors vary between runs: the number of tokens ({lengths}), sequences x query/key heads
+({heads}), RoPE, and the order of waves. Any two values of two factors meet in at
+least {meetings} runs. A cell shows the largest error in percent of what we allow, on gfx90a, gfx942 and gfx950 (gfx9)
+or gfx1100 and gfx1201 (gfx1).
 
 {tiles}
 
 ## Two training steps
-Losses of two steps beside version 1's in the same precision, and the relative error of all weights after them, compared
-with version 1 in float64, where the losses are {losses}.
+The table compares two steps with version 1's in the same precision: losses, and the relative error of all weights
+afterwards. The reference is version 1 in float64, whose losses are {losses}.
 
     python scripts/maintain/execute_training.py
 
 {training}
 
 ## Single instructions deleted or changed
-{mutants} for each kernel, on gfx942 in bfloat16. A fault is one that the interpreter refuses; a wrong result lies
-outside of what is allowed above. "Not noticed" means that the result stayed within what is allowed. Nobody looked at
-each of those: some can change nothing (a check for NaN, a scale that is not needed, a register that holds the same
-value), others change less than the bound. Waits are left out: the interpreter does not model them.
+We deleted or changed {mutants} instructions of each kernel, one at a time, on gfx942 in bfloat16. The interpreter
+refuses a fault; a wrong result has a larger error than we allow. If neither happened, the change wasn't noticed. We
+haven't looked at each of those: some can't change anything (a check for NaN, a scale that isn't needed, a register that
+holds the same value), others change too little. We left out waits, which the interpreter doesn't model.
 
 {changed}
 """
