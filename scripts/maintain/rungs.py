@@ -209,6 +209,8 @@ PEERS = [
     Rung("packed", "the same, packed projections", "peer", [*AMP, *PACKED]),
     Rung("cudnn", "the same, cuDNN's attention", "peer", [*AMP, *PACKED, *CUDNN]),
     Rung("layers", "the same, compiled layer by layer", "peer", [*AMP, *PACKED, *CUDNN, "--compile-blocks"]),
+    Rung("unpacked", "masters, compiled AdamW, cuDNN's attention, not packed", "peer", [*AMP, *UPDATED, *CUDNN]),
+    Rung("unpacked layers", "the same, compiled layer by layer", "peer", [*AMP, *UPDATED, *CUDNN, "--compile-blocks"]),
     Rung("fp8 tensorwise", "torch.compile, torchao's tensorwise", "peer", [*FP8, "tensorwise"]),
     Rung("fp8 rowwise", "torch.compile, torchao's rowwise", "peer", [*FP8, "rowwise"]),
     Rung("fp8 rowwise_with_gw_hp", "torch.compile, torchao's rowwise_with_gw_hp", "peer", [*FP8, "rowwise_with_gw_hp"]),
