@@ -37,6 +37,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import threading
 from collections import Counter
 from concurrent.futures.process import BrokenProcessPool
 from types import SimpleNamespace
@@ -252,8 +253,19 @@ def inspect(target, options):
 # ---------------------------------------------------------------- many of them, in worker processes
 
 
+def end_with_parent():
+    """Let this worker process end when its parent is gone: one that was killed cannot end its workers."""
+
+    def wait():
+        multiprocessing.parent_process().join()
+        os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
 def prepare_worker():
     """Have Triton compile, not interpret; it and PyTorch read these when they are imported."""
+    end_with_parent()
     os.environ.update(TRITON_INTERPRET="0", OMP_NUM_THREADS="1")
 
 
@@ -321,6 +333,7 @@ def in_process(prepare, task, *arguments):
 
 
 def prepare_interpreter():
+    end_with_parent()
     os.environ.update(TRITON_INTERPRET="1", OMP_NUM_THREADS="1")
 
 

@@ -9,6 +9,7 @@ import multiprocessing
 import os
 import pathlib
 import re
+import signal
 import subprocess
 import sys
 from concurrent.futures import ProcessPoolExecutor
@@ -22,6 +23,7 @@ from common.occupancy import TARGETS, occupancy
 from common.versions import REPOSITORY, load_version
 from in_process import refused, run_here
 from inspect_kernels import PRECISIONS, compiled_launches, prepare_worker
+from processes import running, wait_for
 
 pytestmark = pytest.mark.skipif(bool(inspect_kernels.too_old()), reason=f"the tool {inspect_kernels.too_old()}")
 
@@ -51,6 +53,32 @@ def shared_workers(cache, workers, monkeypatch):
         return contextlib.nullcontext(workers)
 
     monkeypatch.setattr(concurrent.futures, "ProcessPoolExecutor", pool)
+
+
+PARENT = """
+import concurrent.futures, multiprocessing, os, sys, time
+from inspect_kernels import prepare_worker
+if __name__ == "__main__":
+    spawn = multiprocessing.get_context("spawn")
+    with concurrent.futures.ProcessPoolExecutor(1, spawn, prepare_worker) as pool:
+        print(pool.submit(os.getpid).result(), flush=True)
+        time.sleep(600)
+"""
+
+
+def test_a_worker_ends_when_its_parent_was_killed(tmp_path):
+    program = tmp_path / "parent.py"
+    program.write_text(PARENT)
+    environment = os.environ | {"PYTHONPATH": str(REPOSITORY / "scripts")}
+    parent = subprocess.Popen([sys.executable, program], stdout=subprocess.PIPE, text=True, env=environment)
+    worker = int(parent.stdout.readline())
+    parent.kill()
+    parent.wait()
+    try:
+        wait_for(lambda: not running(worker), timeout=20)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(worker, signal.SIGKILL)
 
 
 def run_tool(*argv):
