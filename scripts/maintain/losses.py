@@ -148,9 +148,16 @@ def verdict(runs, variant, quantity):
     """Return what a variant's difference shows, in words."""
     found = judged(runs, variant, quantity)
     if not found.shown:
-        return f"no difference shown in the {QUANTITIES[quantity]}"
+        return f"the {QUANTITIES[quantity]} shows no difference"
     direction = "higher" if found.mean > 0 else "lower"
     return f"the {QUANTITIES[quantity]} is {abs(found.mean):.4f} {direction}"
+
+
+def verdict_sentence(runs, variant):
+    """Return a sentence about both losses of a variant."""
+    if not any(judged(runs, variant, quantity).shown for quantity in QUANTITIES):
+        return f"With {title(variant)}, neither loss shows a difference."
+    return f"With {title(variant)}, {', and '.join(verdict(runs, variant, quantity) for quantity in QUANTITIES)}."
 
 
 # ---------------------------------------------------------------- the page
@@ -209,9 +216,5 @@ def losses_text(recorded, origin):
     hosts = {run["record"]["host"] for run in runs.values()}
     if len(hosts) > 1:
         told += f" The runs come from {len(hosts)} machines."
-    verdicts = [
-        f"{title(variant)}: {'; '.join(verdict(runs, variant, quantity) for quantity in QUANTITIES)}."
-        for variant in COMPARED
-        if variant != "nudged"
-    ]
+    verdicts = [verdict_sentence(runs, variant) for variant in COMPARED if variant != "nudged"]
     return "\n\n".join([told, table(runs), " ".join(verdicts)])

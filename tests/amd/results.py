@@ -140,9 +140,9 @@ Nobody has run the kernels on an AMD GPU.
 
 ## Operations
 A cell shows a case's largest relative error, outputs and gradients included, compared with float64. We allow twice the
-error of plain PyTorch in the same precision, plus 1e-6. "Allowed" shows that limit for the tensor that came nearest to
-it on gfx942. Cases alternate between the two orders of waves. In fp8 we execute the conversions, and PyTorch multiplies
-in float32.
+error of plain PyTorch in the same precision, plus 1e-6. The column *allowed* shows this limit for the
+tensor that came closest to it on gfx942. Cases alternate between the two orders of waves. In fp8 we execute the
+conversions, and PyTorch multiplies in float32.
 
 {operations}
 
@@ -151,9 +151,9 @@ One case is wrong, and we know why: gfx90a's matrix units flush denormal float16
 ## Attention with each tile
 These {attention} runs cover each tile that version 3 may choose, on each target, in each precision and for each head
 size D. Other factors vary between runs: the number of tokens ({lengths}), sequences x query/key heads
-({heads}), RoPE, and the order of waves. Any two values of two factors meet in at
-least {meetings} runs. A cell shows the largest error in percent of what we allow, on gfx90a, gfx942 and gfx950 (gfx9)
-or gfx1100 and gfx1201 (gfx1).
+({heads}), RoPE, and the order of waves. For any two factors, every pair of their values
+occurs in at least {meetings} runs. A cell shows the largest error in percent of what we allow, on gfx90a, gfx942 and
+gfx950 (gfx9) or gfx1100 and gfx1201 (gfx1).
 
 {tiles}
 

@@ -51,7 +51,7 @@ def test_differences_are_taken_within_a_seed(folder):
 def test_a_difference_is_shown_if_all_seeds_agree_and_chaos_is_smaller(folder):
     runs = read_complete(folder / "losses")
     assert verdict(runs, "fp8", "training_loss") == "the training loss is 0.0200 higher"
-    assert verdict(runs, "tf32", "training_loss") == "no difference shown in the training loss"  # the seeds disagree
+    assert verdict(runs, "tf32", "training_loss") == "the training loss shows no difference"  # the seeds disagree
     assert not judged(runs, "nudged", "training_loss").shown
     runs["nudged", 2]["training_loss"] = 2.0 - 0.021  # chaos goes further than fp8's mean
     assert not judged(runs, "fp8", "training_loss").shown
@@ -66,7 +66,8 @@ def test_a_page_says_that_nothing_is_measured_until_the_part_is_complete(folder)
     assert text.startswith("We trained the medium preset for 40 steps of 2 sequences of 8 tokens")
     assert "Measured on Toy GPU." in text
     assert "| fp8 | 1.5200 | 3.0400 | +0.0200 (+0.0100 to +0.0300) | +0.0400 (+0.0200 to +0.0600) |" in text
-    assert "fp8: the training loss is 0.0200 higher; the held-out loss is 0.0400 higher. TF32: no diff" in text
+    assert "With fp8, the training loss is 0.0200 higher, and the held-out loss is 0.0400 higher." in text
+    assert "With TF32, neither loss shows a difference." in text
     path = path_of(folder / "losses", "fp8", 2)
     path.write_text(json.dumps(made("fp8", 2) | {"record": {**RECORD, "host": "b"}}))
     assert " 2 machines." in losses.losses_text(recorded, lambda record, _: "") and "machines" not in text

@@ -317,7 +317,7 @@ def test_the_ladder_by_hand(recorded):
         "|  | a library's model: a library 1.2 |  | 3.000 | ... |  |",
         "over a library's model: 2.40x (1.88 to 3.00).",
         "row flag differs by up to 3.0 % ",
-        "row written, strays up to 28.0 % ",
+        "row written, deviates by up to 28.0 % ",
         "6 rounds, and started each process 3 times. Measured on Toy GPU, driver 580.1",
     ):
         assert line in text, text
@@ -490,7 +490,7 @@ def test_an_ablation_of_five_rounds_is_judged_by_its_pair(recorded):
     study["again_ms"] = [2.5, 2.5, 3.2, 2.5, 2.5]  # which differs by more than 5 / 4
     path.write_text(json.dumps(study))
     text = ladder.tables_of(Record(recorded))["ablation3"]
-    assert "'a', strays up to 50.0 % " in text
+    assert "'a', deviates by up to 50.0 % " in text
     assert "| a | no difference shown | 2.00x (2.00 to 2.00) | -2,000, +1 | -4, -1 |" in text and "judged" not in text
     assert "all on differs by up to 28.0 % " in text and "5 rounds" in text
 
