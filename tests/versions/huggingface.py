@@ -17,7 +17,7 @@ from unittest import mock
 import torch
 import torch.nn.functional as F
 
-from common.peers import LibraryLlama
+from common.peers import LibraryLlama, peer_script
 from common.versions import load_version, relative_error
 
 GOLDEN = pathlib.Path(__file__).with_suffix(".json")
@@ -62,11 +62,10 @@ def float64_throughout():
 
 
 def choose_plain_library(config):
-    """Set the peer's own options: Hugging Face's model as it is."""
-    config.library = "transformers"
-    config.fp8 = False
-    config.liger_loss = False
-    config.enable_torch_compile = False
+    """Set the options that only the peer has to their defaults: Hugging Face's model as it is."""
+    for name, value in vars(peer_script().parse_options(["--device", "cpu"])).items():
+        if not hasattr(config, name):
+            setattr(config, name, value)
 
 
 def outcome(case, dtype=torch.float32):
