@@ -270,7 +270,7 @@ def test_worth_of_switches_by_hand():
     assert numbers_of(second["alone"]) == (1, pytest.approx(16 / 17), pytest.approx(4 / 3))
     text = ablation.as_text(rows, [first, second], again)
     assert "all on differs by up to 5.0 % " in text
-    assert "'ab', strays up to 33.3 % " in text  # 4 / 3
+    assert "'ab', deviates by up to 33.3 % " in text  # 4 / 3
     assert text.endswith("worth most: a, 2.83x (2.53 to 3.54)")
     slower = [row | {"steps_ms": [20.0 + len(row["on"])] * 5} for row in rows]
     slower_text = ablation.as_text(slower, ablation.worth(slower, ("a", "b"), [22.0] * 5), [22.0] * 5)
