@@ -276,7 +276,10 @@ def precision_of(profile):
 
 
 def precision_here(precision, device):
-    """Return the precision that a device's matmuls have where this one is asked for: float32 if TF32 has no effect."""
+    """Return the precision of a device's matmuls if this one is asked for: float32 where TF32 has no effect.
+
+    To find out, it allows TF32 in this process.
+    """
     import torch
 
     if precision != "tf32":

@@ -6,7 +6,8 @@
 #   ./scripts/maintain/record.sh FOLDER --time-limit 560                         stop in time; run it again for the rest
 #   ./scripts/maintain/record.sh FOLDER --toy                                    try it at toy sizes, on a CPU too
 #
-# The first number of minutes ends a part. The second is what we expect on an H100, from the record of 2026-11-25.
+# The first number of minutes ends a part. The second is what we expect on an H100, from the record of 2026-11-25; for
+# peers and vocabulary, from a trial of them on an H200.
 #
 # part                 minutes  what
 # peers                15    4  the ways to run Hugging Face's model with the medium preset, each started once. The
