@@ -118,7 +118,7 @@ def over_vocabulary(record, entries, name):
     """Return the column of a number of vocabulary entries, which measured a row of this name."""
     one_of(map(str, rungs.VOCABULARIES), entries)
     one_of(rungs.by_name(rungs.VOCABULARY), name)
-    found = needed(rungs.columns_over_vocabulary(record.holding("vocabulary")).get(int(entries)))
+    found = needed(rungs.columns_over_vocabulary(record.holding("vocabulary-*")).get(int(entries)))
     needed(name in found.rungs and found.step_ms(name))
     return found
 

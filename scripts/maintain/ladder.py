@@ -433,7 +433,7 @@ def tables_of(recorded):
     made |= {"v1_v3": suite_table(recorded, "headline", lambda model: model in ("v1", "v3"))}
     made |= {"ladder": ladder_table(recorded, "medium"), "ladder_small": ladder_table(recorded, "small")}
     made |= {"peers": peers_table(recorded.holding("peers")), "other_gpus": other_gpus_table(recorded)}
-    made |= {"vocabulary": vocabulary_table(recorded.holding("vocabulary"))}
+    made |= {"vocabulary": vocabulary_table(recorded.holding("vocabulary-*"))}
     made |= {"graph": graph_table(recorded.holding("graph")), "kernels": kernels_table(recorded.holding("kernels"))}
     made |= {"ddp": suite_table(recorded.holding("ddp"), "ddp")}
     made |= {part: ablation_table(recorded.holding(part), part) for part in ("ablation2", "ablation3")}
@@ -450,7 +450,7 @@ def faults_of_record(recorded):
     faults = faults_of_commit(results["record"]["commit"], ran)
     columns = [column for record, column in ladders_of_gpus(recorded) if record is not recorded]
     columns += rungs.all_columns(recorded.holding("peers"), "peers")
-    columns += rungs.columns_over_vocabulary(recorded.holding("vocabulary")).values()
+    columns += rungs.columns_over_vocabulary(recorded.holding("vocabulary-*")).values()
     columns += rungs.all_columns(recorded, "ladder", rungs.LONG)
     for column in [*rungs.all_columns(recorded, "ladder"), *columns]:
         ran = {(rungs.script_of(rung), column.told[name]["script_sha256"]) for name, rung in column.rungs.items()}

@@ -7,7 +7,7 @@
 #   ./scripts/maintain/record.sh FOLDER --toy                                    try it at toy sizes, on a CPU too
 #
 # The first number of minutes ends a part. The second is what we expect on an H100, from the record of 2026-11-25; for
-# peers and vocabulary, from a trial of them on an H200.
+# peers and vocabularies, from a trial of them on an H200.
 #
 # part                 minutes  what
 # peers                15    4  the ways to run Hugging Face's model with the medium preset, each started once. The
@@ -20,7 +20,9 @@
 # ladder-small         15    3  the small preset, with a graph
 # ladder-small-eager   15    3  the same without a graph
 # ladder-long          15    6  versions 2 to 4 and Hugging Face's model, sequences of 4,096 tokens, with a graph
-# vocabulary           75   50  whole logits, version 3's fused loss and Liger's: several vocabularies, medium preset
+# vocabulary-1000      25   10  whole logits, version 3's fused loss and Liger's, with the medium preset
+# vocabulary-32000     25   10  the same with 32,000 vocabulary entries
+# vocabulary-128256    25   12  the same with 128,256 entries
 # headline             30   25  all versions and Hugging Face's model: presets, precisions, default options; version 1
 #                               also not deterministic
 # graph                15    4  the same steps with and without a graph, in bfloat16
@@ -34,8 +36,8 @@
 # ddp                  20   15  DDP and FSDP2 on all GPUs, if there are several: versions 3 and 4, Hugging Face's model
 #
 # If --time-limit ends a part, run the same command again. headline, graph and ddp save each row, and another machine of
-# the same kind can measure the rest. The ladder, peers and vocabulary save each start; on another machine they begin a
-# new column. vocabulary has a column for each number of entries. An ablation without time for all its rounds starts
+# the same kind can measure the rest. The ladder, peers and vocabularies save each start; on another machine they begin a
+# new column. An ablation without time for all its rounds starts
 # over. headline and graph run each row once, because the pages take their ratios from the ladder, which starts every
 # process three times. If the files are a copy without Git's history, name the commit with TINY_LLAMA_COMMIT.
 # Afterwards: python scripts/maintain/ladder.py --write
@@ -49,7 +51,7 @@ source "$(dirname "${BASH_SOURCE[0]}")/../common/wrappers/setup.sh"
 root=${SCRIPTS%/*} limit=86400 only='' folder='' toy=()
 sizes=(--presets 'small,medium' --repeats 1 --compile-first 13) small=(--preset small --use-amp)
 medium=(--preset medium --use-amp) rounds=5
-long=medium short=small captured=on columns=() vocabularies=1000,8192,16384,32000,128256
+long=medium short=small captured=on columns=() vocabularies=(1000 32000 128256)
 sequences=(--seq-len 4096 --batch-size 2)
 lengths=(--preset medium --batch-size 4 --use-amp --seq-lengths '512,1024,2048,4096') stage=()
 while [[ $# -gt 0 ]]; do
@@ -75,22 +77,22 @@ find_python
 gpus=$("$PYTHON" -c 'import torch; print(torch.cuda.device_count())') ||
     fail 2 "$PYTHON has no PyTorch: run scripts/quickstart.sh first, or set TINY_LLAMA_PYTHON"
 [[ $gpus -gt 0 || ${#toy[@]} -gt 0 ]] || fail 2 "PyTorch sees no GPU here, and we don't record times of a CPU"
-parts=(peers peers-small peers-long peers-autotuned)
-parts+=(ladder-medium ladder-medium-eager ladder-small ladder-small-eager ladder-long)
-parts+=(vocabulary headline graph kernels ablation2 ablation3 timeline trace stages memory)
-[[ $gpus -lt 2 ]] || parts+=(ddp)
-for name in ${only//,/ }; do
-    [[ " ${parts[*]} " == *" $name "* ]] || fail 2 "--only: $name isn't one of ${parts[*]}"
-done
 if [[ ${#toy[@]} -gt 0 ]]; then
     sizes=(--presets tiny --repeats 2 --batch-sizes 2 --seq-lengths 16 --num-steps 3 "${toy[@]}")
     lengths=("${toy[@]}" --batch-size 2 --seq-lengths '16,32') stage=("${toy[@]}" --batch-size 2 --seq-len 16)
     small=("${stage[@]}" --num-steps 3) medium=("${stage[@]}" --num-steps 3) rounds=1
     long=tiny short=tiny captured=off # a CPU has no graphs
-    vocabularies=64,128
+    vocabularies=(64 128)
     columns=(--starts 1 --rounds 1 --num-steps 3 "${stage[@]}")
     sequences=(--seq-len 32 --batch-size 2)
 fi
+parts=(peers peers-small peers-long peers-autotuned)
+parts+=(ladder-medium ladder-medium-eager ladder-small ladder-small-eager ladder-long)
+parts+=("${vocabularies[@]/#/vocabulary-}" headline graph kernels ablation2 ablation3 timeline trace stages memory)
+[[ $gpus -lt 2 ]] || parts+=(ddp)
+for name in ${only//,/ }; do
+    [[ " ${parts[*]} " == *" $name "* ]] || fail 2 "--only: $name isn't one of ${parts[*]}"
+done
 left=() # what failed or is left
 
 # part NAME MINUTES COMMAND...: runs the command in the part's folder, unless its record says that it is complete.
@@ -154,7 +156,9 @@ rungs ladder-small 15 "${at_small[@]}" --graph "$captured" "${columns[@]}"
 rungs ladder-small-eager 15 "${at_small[@]}" --graph off "${columns[@]}"
 rungs ladder-long 15 "${at_length[@]}" --graph "$captured" --rungs 'g,h,i,k,peer,peer fp8,library,library fp8' \
     "${columns[@]}" "${sequences[@]}"
-rungs vocabulary 75 --vocabularies "$vocabularies" "${at_medium[@]}" --graph "$captured" "${columns[@]}"
+for entries in "${vocabularies[@]}"; do
+    rungs "vocabulary-$entries" 25 --vocabularies "$entries" "${at_medium[@]}" --graph "$captured" "${columns[@]}"
+done
 peers=hf+compile:float32:bfloat16:fp8,hf+compile+packed:bfloat16:fp8,liger:bfloat16
 suite headline 30 --models "v1,v1+nodet,v2,v2+compile,v3,v4,$peers" --precisions float32,tf32,bfloat16,fp8
 suite graph 15 --models v1+nodet,v2,v2+compile,v3,v4 --precisions bfloat16 --graph on,off \

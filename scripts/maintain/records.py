@@ -21,8 +21,11 @@ class Record:
         self.parts = {}
 
     def holding(self, part):
-        """Return the record that has a part: this one or, where it lacks the part, the newest other; else this one."""
-        if (self.folder / part / "record.json").exists():
+        """Return the record that has a part: this one or, where it lacks the part, the newest other; else this one.
+
+        A pattern such as "vocabulary-*" stands for any of its parts.
+        """
+        if any(self.folder.glob(f"{part}/record.json")):
             return self
         found = list(self.folder.parent.glob(f"*/{part}/record.json"))
         newest = max(found, key=lambda path: json.loads(path.read_text())["date"], default=None)

@@ -124,7 +124,9 @@ def test_the_ladder_takes_the_options_that_it_is_given(toy, record, tmp_path, mo
     """Ways to run the peer first: from them the tuned rungs of the same preset and length take their options."""
     peers_of = {"medium": "peers", "small": "peers-small", "long": "peers-long"}
     ladders = [f"ladder-{name}" for name in ("medium", "medium-eager", "small", "small-eager", "long")]
-    parts = [*peers_of.values(), "peers-autotuned", *ladders, "vocabulary"]
+    entries = [64, 128] if toy else rungs.VOCABULARIES
+    vocabularies = {f"vocabulary-{V}": (V,) for V in entries}
+    parts = [*peers_of.values(), "peers-autotuned", *ladders, *vocabularies]
     assert record("--only", ",".join(parts), *toy, gpus=1 - len(toy)).returncode == 0
     monkeypatch.setattr(measure_ladder, "on_cpu", lambda argv: bool(toy))
     given = {}
@@ -142,14 +144,14 @@ def test_the_ladder_takes_the_options_that_it_is_given(toy, record, tmp_path, mo
         assert given[part].rungs == rungs.PEERS and not given[part].tuned
     assert given["peers-autotuned"].rungs == [rungs.SLOW_PEER]
     assert all(given[part].rungs == rungs.LADDER for part in ladders[:-1])
-    assert given["vocabulary"].rungs == rungs.VOCABULARY
-    for part in [*ladders, "vocabulary"]:
+    for part, only in vocabularies.items():
+        assert given[part].rungs == rungs.VOCABULARY and tuple(given[part].vocabularies) == only
+    for part in [*ladders, *vocabularies]:
         size = next((size for size in peers_of if size in part), "medium")
         assert str(given[part].tuned) == f"../{peers_of[size]}/peers.json"
         assert given[part].options == given[peers_of[size]].options
     if not toy:
         assert [given[part].options for part in ("peers", "peers-long")] == ["", rungs.LONG]
-        assert tuple(given["vocabulary"].vocabularies) == rungs.VOCABULARIES
 
 
 @pytest.mark.parametrize(
