@@ -166,8 +166,8 @@ afterwards. The reference is version 1 in float64, whose losses are {losses}.
 {training}
 
 ## Single instructions deleted or changed
-We deleted or changed {mutants} instructions of each kernel, one at a time, on gfx942 in bfloat16. *Faults* are changes that
-stopped the interpreter with an error, *wrong results* those that made the error larger than we allow. The others
+We deleted or changed {mutants} instructions of each kernel, one at a time, on gfx942 in bfloat16. *Faults* are changes
+that stopped the interpreter with an error, *wrong results* those that made the error larger than we allow. The others
 weren't noticed. We haven't looked at each of these: some can't change anything (a check for NaN, a scale that isn't
 needed, a register that holds the same value), others change too little. We left out waits, which the interpreter
 doesn't model.
