@@ -146,7 +146,7 @@ in float32.
 
 {operations}
 
-One case is wrong, and we know why: gfx90a's matrix units flush denormal float16 numbers to zero.
+One case is wrong, because gfx90a's matrix units flush denormal float16 numbers to zero.
 
 ## Attention with each tile
 These {attention} runs cover each tile that version 3 may choose, on each target, in each precision and for each head
