@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Hands-on kernels: check an answer, ask for a hint, compare it with the solution.
+"""Hands-on kernels: check your answer, ask for a hint, compare with the solution.
 
     python exercises/check.py                    # list the exercises by session, and your progress
     python exercises/check.py 02                 # check exercises/02_*/exercise.py
     python exercises/check.py 02 --watch         # check again whenever you save, until it passes
-    python exercises/check.py 02 --target gfx942 # check it as the instructions of an AMD GPU, without one
+    python exercises/check.py 02 --target gfx942 # check it on an AMD GPU's instructions, without the GPU
     python exercises/check.py hint 02            # show the next hint; `hint 02 1` shows the first one again
     python exercises/check.py solution 02        # compare your file with the solution, once you've passed
     python exercises/check.py scoreboard         # your GB/s compared with recorded ones
@@ -212,9 +212,9 @@ def parse(argv):
         prog="check.py", description=usage, epilog=rest, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("command", nargs="?", default="list", help="list, NN, hint, solution, scoreboard or verify")
-    parser.add_argument("arguments", nargs="*", metavar="NN", help="number of an exercise, and of a hint")
+    parser.add_argument("arguments", nargs="*", metavar="NN", help="number of the exercise, then of the hint")
     parser.add_argument("--watch", action="store_true", help="check again whenever the file is saved")
-    on_amd = f"execute the instructions of an AMD GPU, without one: {', '.join(AMD_TARGETS)}"
+    on_amd = f"execute an AMD GPU's instructions in our interpreter, without the GPU: {', '.join(AMD_TARGETS)}"
     parser.add_argument("--target", choices=AMD_TARGETS, metavar="GPU", help=on_amd)
     parser.add_argument("--give-up", action="store_true", help="show the solution before you have passed")
     return parser.parse_intermixed_args(argv)

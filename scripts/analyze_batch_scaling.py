@@ -3,9 +3,9 @@
 
 example: python analyze_batch_scaling.py --profile-dirs scaling_bs*
 
-Reads the traces that the training scripts write with --enable-pytorch-profiler, and in each folder the newest trace of
-whole steps. Step times are a little long because the profiler slows the step down. Fits a line through them: a fixed
-part, and a part per sequence.
+Reads the traces that the training scripts write with --enable-pytorch-profiler: in each folder, the newest one with
+whole steps. Step times are a little long because the profiler slows the step down. Fits a line through the step times:
+a fixed part, and a part per sequence.
 """
 
 import statistics

@@ -5,8 +5,8 @@ example: python analyze_bottlenecks.py --profile-data pytorch_profiles/ --output
 
 Reads a PyTorch trace. The recorded shapes tell how many bytes and FLOPs each operator needs. The device's ceilings (the
 rates of a large matmul and a large copy) tell how fast it could be. The report also shows how the GPU spent each step,
-why it idled, and how fast the matmuls of each shape were. Writes it as Markdown, or as HTML if its name ends in .html,
-and beside it
+why it idled, and how fast the matmuls of each shape were. It's Markdown, or HTML if its name ends in .html. Next to it
+the tool writes
 
     bottleneck_analysis/operator_timing.csv         a row per operator
     bottleneck_analysis/optimization_targets.json   the groups, by the time that you could save
@@ -156,7 +156,7 @@ def analyze(options):
 
 def main(argv=None):
     parser = Parser("analyze_bottlenecks.py", __doc__)
-    parser.add_argument("--output-report", default="bottlenecks.md", metavar="FILE", help="Markdown (%(default)s)")
+    parser.add_argument("--output-report", default="bottlenecks.md", metavar="FILE", help=".md or .html (%(default)s)")
     add_trace_options(parser)
     return parser.run(analyze, argv)
 

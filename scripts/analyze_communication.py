@@ -3,11 +3,11 @@
 
 example: python analyze_communication.py pytorch_profiles/
 
-Communication is a kernel of NCCL or RCCL, or a copy to or from another GPU. While another kernel or copy runs on the
-same GPU it's hidden, otherwise it's exposed. (HolisticTraceAnalysis also calls it exposed while only a copy runs.) For
+Communication is a kernel of NCCL or RCCL, or a copy to or from another GPU. It's hidden while another kernel or copy
+runs on the same GPU, and exposed otherwise. (HolisticTraceAnalysis also calls it exposed while only a copy runs.) For
 each collective the tool prints the bandwidth and which rank came last.
 
-Record the traces with --enable-pytorch-profiler under torchrun. In a folder, the newest trace of each rank is read,
+Record the traces with --enable-pytorch-profiler under torchrun. The tool reads each rank's newest trace in the folder,
 whatever its name. One file may hold several ranks.
 """
 
@@ -109,7 +109,7 @@ def analyze(options):
 
 def main(argv=None):
     parser = Parser("analyze_communication.py", __doc__)
-    parser.add_argument("traces", metavar="DIR", help="folder with the traces of a run's ranks, or one of them")
+    parser.add_argument("traces", metavar="DIR", help="folder with a run's traces, or one trace")
     add_steps(parser)
     add_gpu(parser)
     return parser.run(analyze, argv)

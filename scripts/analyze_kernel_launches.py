@@ -5,7 +5,7 @@ example: python analyze_kernel_launches.py --trace-file results.csv --steps 30
 
 Reads kernel traces of rocprofv3 and rocprof (CSV or database), Nsight Systems and PyTorch. The GPU is busy while a
 kernel or copy runs on any queue, and idle otherwise. Every gap inside a step counts, however short. If the trace has
-the host's calls too, as PyTorch's has, the tool says why the GPU idled and what the CPU did in the longest gaps.
+the CPU's calls too, as PyTorch's traces do, the tool says why the GPU idled and what the CPU did in the longest gaps.
 """
 
 import sys
@@ -24,7 +24,7 @@ def analyze(options):
 
 def main(argv=None):
     parser = Parser("analyze_kernel_launches.py", __doc__)
-    parser.add_argument("--trace-file", required=True, metavar="FILE", help="trace with single launches, or its folder")
+    parser.add_argument("--trace-file", required=True, metavar="FILE", help="trace with every launch, or its folder")
     add_steps(parser)
     add_gpu(parser)
     return parser.run(analyze, argv)

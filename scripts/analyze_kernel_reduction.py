@@ -4,9 +4,9 @@
 example: python analyze_kernel_reduction.py --baseline ../version1_pytorch_baseline/pytorch_profiles
              --fused ./fusion_analysis
 
-Reads PyTorch traces, and the files of rocprofv3 and Nsight Systems (there, say how many steps they hold). In two
-folders it picks the newest two traces that were made alike. A CPU launches no kernels, so there it counts the operators
-that compute.
+Reads PyTorch traces, and the files of rocprofv3 and Nsight Systems (for those, give the number of steps). From two
+folders it takes the newest two traces with the same settings. A CPU launches no kernels, so there it counts the
+operators that compute.
 """
 
 import sys

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Measure peak memory over the sequence length for each version: where it grows linearly, where quadratically.
+"""Measure each version's peak memory over the sequence length: does it grow linearly or quadratically?
 
 example: python analyze_memory_scaling.py --versions 1,2 --seq-lengths 128,256,512,1024 --batch-size 4
 

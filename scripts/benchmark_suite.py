@@ -2,7 +2,7 @@
 
     python scripts/benchmark_suite.py --models v1,v1+nodet,v2+compile,v3,hf+compile --batch-sizes 4,8 --graph on,off
     python scripts/benchmark_suite.py --presets small,medium --precisions float32,tf32,bfloat16 --nproc 1,2
-    python scripts/benchmark_suite.py --results runs/h200 --append --time-limit 500    # what fits; again: the rest
+    python scripts/benchmark_suite.py --results runs/h200 --append --time-limit 500    # run again for the rest
 
 A model is v1 to v4, or another library's if its packages are installed: hf (Hugging Face's Llama) or liger (the same
 with Liger's kernels). Add +compile for torch.compile, +nodet for no determinism, +fsdp for FSDP2. With +packed, hf gets
@@ -12,7 +12,7 @@ scripts.
 
 Every case runs in a process of its own; with --nproc under torchrun, with the same batch per process. A repeat is a
 round over all cases, so if the machine slows down, all cases slow down. FOLDER/suite.json is saved after every process.
-A case that fails, or that this machine can't run, is reported and skipped. With --append you may go on with the same
+A case that fails, or that this machine can't run, is reported and skipped. With --append you may continue with the same
 scripts on another machine of the same kind; a round always stays on one machine.
 
 Exit status: 0; 1 if all cases of a model failed or --time-limit left some out; 2 for a bad option; 130 if interrupted.

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Checks a machine in about seven minutes: what an instructor runs the day before, and what the owner of a GPU that nobody has
-# tried (AMD's first) gives us. Prints a table and writes one text file to send back, without user and host name.
+# Checks a machine in about seven minutes. Instructors run it the day before. If nobody has tried your GPU, above all one of
+# AMD's, please run it too. Prints a table and writes one text file to send to us, without user and host name.
 #   ./scripts/check_room.sh                     GEMMs, set-up, kernel tests, a graph, every wrapper, the exercises
 #   ./scripts/check_room.sh --quick             fewer kernel tests; the default without a GPU, where kernels are interpreted
-#   ./scripts/check_room.sh --output room.txt   the file (check_room.txt); the logs stay in the folder of this name + .logs
+#   ./scripts/check_room.sh --output room.txt   the text file (check_room.txt); logs stay in a folder next to it, room.txt.logs
 #   ./scripts/check_room.sh --time-limit 120    seconds for each line of the table (600)
-# Exit status: 0; 1 where a line failed or brought only a part; 2 for a bad option; 130 after Ctrl-C, with the table so far.
+# Exit status: 0; 1 if a line failed or was measured only in part; 2 for a bad option; 130 after Ctrl-C, with the table so far.
 set -uo pipefail
 source "$(dirname -- "${BASH_SOURCE[0]}")/common/environment.sh"
 

@@ -2478,7 +2478,11 @@ def parse(argv):
         default=[],
         help=f"count these warnings as findings; without a name, all of {', '.join(STRICT)}",
     )
-    parser.add_argument("--no-slopes", action="store_true", help=f"don't compare slopes; saves up to {SLOPE_SECONDS} s")
+    parser.add_argument(
+        "--no-slopes",
+        action="store_true",
+        help=f"don't compare gradients with finite differences; saves up to {SLOPE_SECONDS} s",
+    )
     parser.add_argument("--causal", action="store_true", help="check that the last token changes no earlier output")
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="-- SCRIPT [ARGUMENTS]", help="or: -- -m MODULE")
     options, unknown = parser.parse_known_args(argv)

@@ -4,7 +4,8 @@
     python compare_training.py -- train.py --batch-size 8 --versus train_packed.py --batch-size 8
     python compare_training.py -- train.py --versus train.py --compile
 
-Both scripts run unchanged, each in a process of its own, with old's weights. The tool compares, in this order:
+The first script is "old", the one after --versus "new". Both run unchanged, each in a process of its own, with old's
+weights. The tool compares, in this order:
 
 1. The data that each script hands its model.
 2. If the data agree: losses, gradients and updates of the first steps, for each parameter. How much they may differ
@@ -313,7 +314,7 @@ def main(argv=None):
     add("--map", action="append", default=[], metavar="REGEX=REPLACEMENT", type=rule, help=words)
     add("--rounds", type=positive, default=6, metavar="N", help="rounds in which the speed is measured (%(default)s)")
     add("--no-speed", action="store_true", help="compare the computation only")
-    add("--allow-different", action="store_true", help="measure the speed of another computation, too")
+    add("--allow-different", action="store_true", help="measure the speed even if the computation differs")
     add("--markdown", metavar="FILE", help="write the report for a pull request")
     add("--versus", metavar="NEW", help="separates the two command lines, which come last, after --")
     return parser.run(lambda options: run(options, argv[place + 1 :]), argv[:place])

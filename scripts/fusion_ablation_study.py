@@ -4,10 +4,10 @@
 example: python fusion_ablation_study.py --all-combinations --preset small
 
 Every combination of switches trains in a process of its own, in rounds, so if the machine slows down, all combinations
-slow down. For a switch's worth, the step time without it is divided by the time with it, within a round, for two
-combinations that differ in nothing else. "Alone": all other switches are off. "Last": all others are on. The
-combination with all switches on trains twice per round, and the difference between these two runs is the noise.
-Version 2's fused AdamW is on in all runs. Options that aren't listed here go to the training script.
+slow down. A switch's worth is the step time without it divided by the time with it, within a round, for two
+combinations that differ in nothing else. "Alone": all other switches are off. "Last": all others are on. The average is
+over all such pairs. The combination with all switches on trains twice per round, and the difference between these two
+runs is the noise. Version 2's fused AdamW is on in all runs. Options that aren't listed here go to the training script.
 
 Exit status: 0; 1 if none ran or --time-limit left some out; 2 for bad input.
 """
@@ -200,8 +200,12 @@ def main(argv=None):
     parser = Parser("fusion_ablation_study.py", __doc__)
     add = parser.add_argument
     add("--version", type=int, choices=SWITCHES, default=2, help="2 or 3 (%(default)s)")
-    add("--all-combinations", action="store_true", help="all on/off combinations, not single ones only")
-    add("--switches", type=listed(sum(SWITCHES.values(), ())), metavar="X,..", help="these alone (all)")
+    add(
+        "--all-combinations",
+        action="store_true",
+        help="all on/off combinations, not only alone and last",
+    )
+    add("--switches", type=listed(sum(SWITCHES.values(), ())), metavar="X,..", help="only these switches (all)")
     add("--rounds", type=positive, default=5, metavar="N", help="runs of each combination (%(default)s)")
     add("--num-steps", type=int, default=20, metavar="N", help="steps of a run (%(default)s)")
     add_time_limit(parser)

@@ -7,8 +7,8 @@
     python scripts/inspect_kernels.py --execute gfx942 --kernel attention     run them as AMD's instructions
 
 One training step of version 3 runs on tensors without data. Triton is told that it's on the target, so each launch
-compiles its kernel with the tiles, warps and specializations of a real one, but doesn't start it. Options that aren't
-listed here go to version 3.
+compiles its kernel with the tiles, warps and specializations of a real launch, but doesn't start it. Options that
+aren't listed here go to version 3.
 
 registers   per thread; on Instinct vector and accumulation registers together
 spills      per thread: registers in scratch memory (AMD) or on the stack (NVIDIA)
@@ -478,7 +478,7 @@ def main(argv=None):
     add("--execute", nargs="+", choices=EXECUTABLE, default=[], metavar="GPU", help=f"{', '.join(EXECUTABLE)} (none)")
     add("--dtype", nargs="+", choices=PRECISIONS, default=list(PRECISIONS), help="precision of the model (all)")
     add("--kernel", default="", metavar="PART", help="only kernels whose name contains this")
-    add("--preset", nargs="+", choices=["tiny", "small", "medium"], help="(small medium; of --execute small)")
+    add("--preset", nargs="+", choices=["tiny", "small", "medium"], help="(small medium; with --execute small)")
     what_if = "what if: compile the attention kernels with these"
     add("--tiles", nargs="+", type=tile, default=[], metavar="QxK", help=f"{what_if} tiles of queries and keys")
     add("--warps", nargs="+", type=positive, default=[], metavar="N", help=f"{what_if} numbers of warps")

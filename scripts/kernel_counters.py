@@ -3,7 +3,7 @@
 
 example: python kernel_counters.py counters/counter_20260101_120000 --csv counters.csv
 
-In a folder it looks for their files. Each value is the mean over a kernel's launches.
+In a folder it looks for these profilers' files. Each value is the mean over a kernel's launches.
 """
 
 import pathlib

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Measure how long the CPU needs to launch a kernel, call an operator, record an autograd node and name a region.
+"""Measure how long the CPU needs to launch a kernel, call an operator, record an autograd node and annotate a region.
 
 example: python measure_host_costs.py --repeats 30
 
 Each call is repeated without waiting for the GPU, on tensors so small that the GPU never falls behind. A launch-bound
-step takes about as long as all its calls together: "What a launch costs" in version3_triton/README_WORKSHOP.md predicts
-one. Without a GPU an operator's time includes its work, and Triton's interpreter launches nothing.
+step takes about as long as all its calls together. "What a launch costs" in version3_triton/README_WORKSHOP.md predicts
+such a step. Without a GPU an operator's time includes its work, and Triton's interpreter launches nothing.
 """
 
 import functools

@@ -5,7 +5,7 @@ example: python memory_bandwidth_analyzer.py --profile-data ./complete_rocm_anal
 
 The bytes follow from the shapes in a PyTorch trace: every input is read once, and the output is written. For version
 3's kernels and flex attention they follow from the formulas in common/counts.py. If an operator is faster than a copy,
-its data were in a cache, or the ceilings aren't those of the run.
+its data were in a cache, or the ceilings are another device's.
 """
 
 import sys

@@ -4,7 +4,7 @@
     python scripts/model_counts.py --preset small --version 3 --precision bfloat16
 
 The formulas are in common/counts.py, which also explains what each quantity counts. Options that aren't listed here go
-to the training script. There is no version 4: the compiler decides what it launches, so no formula can count it.
+to the training script. Version 4 has no counts: the compiler decides what it launches, so no formula can tell.
 """
 
 import sys

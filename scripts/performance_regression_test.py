@@ -130,9 +130,9 @@ def main(argv=None):
     parser = Parser("performance_regression_test.py", __doc__)
     add = parser.add_argument
     files = {"required": True, "metavar": "JSON", "nargs": "+", "action": "extend"}
-    add("--baseline-results", help="metrics files of the baseline, one of each round", **files)
+    add("--baseline-results", help="metrics files of the baseline, one per round", **files)
     add("--current-results", help="metrics files of the current version", **files)
-    add("--min-speedup", type=speedup, default=1.0, metavar="X", help="that the test asks for (%(default)s)")
+    add("--min-speedup", type=speedup, default=1.0, metavar="X", help="speed-up that the test requires (%(default)s)")
     return parser.run(compare, argv)
 
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Profile any command: your own training script too. The question comes first, the command after --.
+# Profile any command, such as your own training script. The question comes first, the command after --.
 #
 #   profile.sh hotspots -- python train.py --epochs 1      which kernels take the time
 #   profile.sh trace -- torchrun --nproc-per-node 2 train.py    timeline of host and GPU
@@ -7,13 +7,13 @@
 #   profile.sh compute -- python train.py --steps 2        what limits the top kernels; runs the command many times
 #   profile.sh system -- python train.py --steps 2         the whole process: host, GPU, device
 #   --profiler auto|rocm|nsight|pytorch (auto)     --output-dir DIR (this folder)     --dry-run: print the commands only
-#   --profiler-option WORD: for the profiler itself, may be repeated; also the options of version1_*/get_*.sh --help
-#   --warmup-steps N (2), --profile-steps N (3): with PyTorch's profiler, which counts the steps of the optimizer
+#   --profiler-option WORD: goes to the profiler, may be repeated; also the options that version1_*/get_*.sh --help lists
+#   --warmup-steps N (2), --profile-steps N (3): with PyTorch's profiler, which counts optimizer steps
 #
 # ROCm's and NVIDIA's profilers see the whole run, start-up too, so let the command make only a few steps. Switch CUDA or
-# HIP graphs off: ROCm's profilers may miss their kernels. If neither is installed, PyTorch's profiler runs a Python
-# script. kernel_times.py, kernel_counters.py and analyze_kernel_launches.py read every result. Tools that compare with
-# the model's formulas need a profile of our own scripts, and say so.
+# HIP graphs off: ROCm's profilers may miss their kernels. Without ROCm's or NVIDIA's profilers, PyTorch's profiles a
+# Python script. kernel_times.py, kernel_counters.py and analyze_kernel_launches.py read every result. Tools that compare
+# with the model's formulas need a profile of our own scripts, and say so.
 # Exit status: 0; 1 no result; 2 a bad option; 3 only a part was measured, and is kept; 130 Ctrl-C; or the command's
 set -euo pipefail
 WRAPPER=${BASH_SOURCE[0]}

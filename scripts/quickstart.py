@@ -1,4 +1,4 @@
-"""Train the four versions alike, check that they compute the same, and compare their speed: what quickstart.sh runs.
+"""Train the four versions alike, check that they compute the same, and compare their speed. quickstart.sh runs this.
 
     python scripts/quickstart.py --preset small --num-steps 20 --results runs/today
 

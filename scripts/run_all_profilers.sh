@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Run every profiler on one version, one after the other; name those that are missing. Ctrl-C stops with a summary.
 #
-#   ./run_all_profilers.sh                              PyTorch's profiler and the count of FLOPs
-#   ./run_all_profilers.sh --enable-rocm-tools          and the ROCm profilers (NVIDIA's where there is no ROCm)
+#   ./run_all_profilers.sh                              PyTorch's profiler and the FLOP count
+#   ./run_all_profilers.sh --enable-rocm-tools          ROCm's profilers too (without ROCm: NVIDIA's)
 #   ./run_all_profilers.sh --batch-size 8 --seq-len 128 --enable-rocm-tools --profile-dir ./complete_rocm_analysis
 #   ../scripts/run_all_profilers.sh --version 3         from any folder
 #

@@ -4,8 +4,8 @@
 example: python run_deepspeed_flops.py --batch-size 8 --seq-len 256 --computational-intensity --generate-roofline
 
 It checks the formulas (common/counts.py) with PyTorch's FlopCounterMode, forward and backward, and with DeepSpeed's
-profiler, forward only, if that is installed. Then the version's script trains some steps, which gives TFLOP/s and MFU.
-Writes into --profile-dir
+profiler, forward only, if DeepSpeed is installed. Then the version's script trains some steps, which gives TFLOP/s and
+MFU. Writes into --profile-dir
 
     flops_profile.json      counts, checks and measurements
     model_profile.txt       FLOPs of every module: DeepSpeed's table, or without it FlopCounterMode's
@@ -214,7 +214,7 @@ def main(argv=None):
     parser = Parser("run_deepspeed_flops.py", __doc__, with_json=False)  # its flops_profile.json is always written
     add = parser.add_argument
     add("--profile-dir", default="flops_analysis", metavar="DIR", help="results (%(default)s)")
-    add("--computational-intensity", action="store_true", help="FLOP per byte of every part of the step")
+    add("--computational-intensity", action="store_true", help="print FLOP per byte of every part of the step")
     add("--generate-roofline", action="store_true", help="measure ceilings and draw roofline.png")
     add("--analyze-results", metavar="FILE", help="print an earlier flops_profile.json, nothing else")
     add_version_option(parser)

@@ -6,7 +6,7 @@ example: python run_pytorch_profiler.py --batch-size 8 --profile-dir ./fusion_an
 Trains a few steps with the version's own script and writes into --profile-dir
 
     trace_*.json            timeline for https://ui.perfetto.dev
-    profile_*.json          kernels and groups of the profiled steps, with the results of the measured ones
+    profile_*.json          kernels and groups of the profiled steps, and the measured steps' results
     memory_timeline.html    memory in use over time, for any browser
     profiling_report.md     with --generate-report: all of it in tables
 

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Makes the Python environment and runs the test suite in it; options go to pytest, paths are the repository's:
+# Makes the Python environment and runs the tests in it. Options go to pytest; paths begin at the repository's top:
 #   ./scripts/test.sh                                          the quick tests, in two processes: about four minutes
-#   ./scripts/test.sh --all                                    all: also further cases, other GPUs' compilers, Hugging Face
+#   ./scripts/test.sh --all                                    all tests: more cases, other GPUs' compilers, Hugging Face
 #   ./scripts/test.sh --reverse                                the last test first; --shuffle 7: in a random order
-#   ./scripts/test.sh -k attention -x                          what matches, until the first failure
+#   ./scripts/test.sh -k attention -x                          tests whose name matches, until the first failure
 #   ./scripts/test.sh -n 0 -s tests/versions/test_training.py  one file, in one process, with what it prints
-# It uses the PyTorch of the current python3 where there is one. The oldest supported versions, in .venv-oldest:
+# Uses the PyTorch of the current python3 if it has one. With the oldest supported versions, in .venv-oldest:
 #   TINY_LLAMA_SET=oldest ./scripts/test.sh
 set -euo pipefail
 source "$(dirname -- "${BASH_SOURCE[0]}")/common/environment.sh"

@@ -255,7 +255,7 @@ def version_meant(wanted=None):
 
 
 def add_steps(parser, option="--steps"):
-    parser.add_argument(option, type=positive, metavar="N", help="steps in the profile, if it doesn't say so itself")
+    parser.add_argument(option, type=positive, metavar="N", help="number of steps, if the profile doesn't say it")
 
 
 def add_gpu(parser):

@@ -139,14 +139,14 @@ Nobody has run the kernels on an AMD GPU.
     python tests/amd/results.py runs.jsonl --write           # this page
 
 ## Operations
-A cell shows a case's largest relative error, outputs and gradients included, compared with float64. We allow twice the
-error of plain PyTorch in the same precision, plus 1e-6. The column *allowed* shows this limit for the
-tensor that came closest to it on gfx942. Cases alternate between the two orders of waves. In fp8 we execute the
-conversions, and PyTorch multiplies in float32.
+Errors are relative to a float64 computation. An output or gradient may have twice the error of plain PyTorch in the
+same precision, plus 1e-6. A cell shows the error of the one that came closest to this limit; *allowed* is its limit on
+gfx942. Half of the cases run a workgroup's waves in reverse. In fp8 we execute the conversions, and PyTorch multiplies
+in float32.
 
 {operations}
 
-One case is wrong, and we know why: gfx90a's matrix units flush denormal float16 numbers to zero.
+One case is wrong, because gfx90a's matrix units flush denormal float16 numbers to zero.
 
 ## Attention with each tile
 These {attention} runs cover each tile that version 3 may choose, on each target, in each precision and for each head
@@ -158,7 +158,7 @@ gfx950 (gfx9) or gfx1100 and gfx1201 (gfx1).
 {tiles}
 
 ## Two training steps
-The table compares two steps with version 1's in the same precision: losses, and the relative error of all weights
+The table compares two steps with version 1's in the same precision: the losses, and the relative error of all weights
 afterwards. The reference is version 1 in float64, whose losses are {losses}.
 
     python scripts/maintain/execute_training.py
@@ -166,10 +166,11 @@ afterwards. The reference is version 1 in float64, whose losses are {losses}.
 {training}
 
 ## Single instructions deleted or changed
-We deleted or changed {mutants} instructions of each kernel, one at a time, on gfx942 in bfloat16. The interpreter
-refuses a fault; a wrong result has a larger error than we allow. If neither happened, the change wasn't noticed. We
-haven't looked at each of those: some can't change anything (a check for NaN, a scale that isn't needed, a register that
-holds the same value), others change too little. We left out waits, which the interpreter doesn't model.
+We deleted or changed {mutants} instructions of each kernel, one at a time, on gfx942 in bfloat16. *Faults* are changes
+that stopped the interpreter with an error, *wrong results* those that made the error larger than we allow. The others
+weren't noticed. We haven't looked at each of these: some can't change anything (a check for NaN, a scale that isn't
+needed, a register that holds the same value), others change too little. We left out waits, which the interpreter
+doesn't model.
 
 {changed}
 """

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Every launch of 3 steps, and hardware counters of every kernel; with rocprofv3, else nsys and ncu.
+# Time every launch of 3 steps and read each kernel's hardware counters, with rocprofv3, else nsys and ncu.
 #
-#   ./get_counters.sh --preset medium --use-amp     launches and the set waves; training options go through
+#   ./get_counters.sh --preset medium --use-amp     launches and the set "waves"; training options go through
 #   ./get_counters.sh --set memory --set matrix     sets: times, waves, memory, matrix, lds, pc, thread-trace
 #   ./get_counters.sh --pmc SQ_WAVES --pmc FETCH_SIZE WRITE_SIZE    one run per --pmc; rocprofv3 -L lists counters
 #   ./get_counters.sh --set memory --kernel attention -- --kernel-iteration-range 3    after --: profiler options

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Hot kernels: calls, total and mean time, and share of every kernel and every kind of kernel, over 10 steps
-# (3 with PyTorch's profiler).
+# Find the hot kernels over 10 steps (3 with PyTorch's profiler): calls, total and mean time and share, by kernel and by
+# kind of kernel.
 #
 #   ./get_hotspots.sh                                  rocprofv3, else Nsight Systems, else PyTorch's profiler
 #   ./get_hotspots.sh --preset medium --use-amp        options of the training script go through

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The whole system over 2 steps: timeline and call profile of host and GPU, and the state of the device.
+# Profile the whole system over 2 steps: timeline and call profile of host and GPU, and the state of the device.
 #
 #   ./get_rocprof_sys.sh                                   rocprof-sys-run, else Nsight Systems, else PyTorch's profiler
 #   ./get_rocprof_sys.sh --preset medium --num-steps 5     options of the training script go through

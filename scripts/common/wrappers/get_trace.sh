@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Timeline of 5 steps: what the host calls, what the GPU runs, and the gaps between.
+# Record a timeline of 5 steps: what the host calls, what the GPU runs, and the gaps between.
 #
 #   ./get_trace.sh                               rocprofv3, else Nsight Systems, else PyTorch's profiler
 #   ./get_trace.sh --preset medium --use-amp     options of the training script go through
