@@ -338,9 +338,12 @@ def test_a_matmul_that_rounds_its_sum_is_not_taken(dtype, monkeypatch):
 
 
 def test_all_rows_ignored_have_no_loss(device):
-    """As in PyTorch, the mean of nothing is NaN."""
-    logits, labels = normal(4, 8).to(device), torch.full((4,), -100, device=device)
-    assert torch.nn.functional.cross_entropy(logits, labels).isnan() and V3.cross_entropy(logits, labels).isnan()
+    """As in PyTorch, the mean of nothing is NaN, and its gradient 0."""
+    logits, labels = normal(4, 8).to(device).requires_grad_(), torch.full((4,), -100, device=device)
+    one = torch.eye(8, device=device)
+    plain = torch.nn.functional.cross_entropy(logits, labels)
+    for loss in (plain, V3.cross_entropy(logits, labels), V3.linear_cross_entropy(logits, one, labels)):
+        assert loss.isnan() and not torch.autograd.grad(loss, logits)[0].any()
 
 
 @pytest.mark.filterwarnings("ignore:invalid value")  # NaN, in the interpreter

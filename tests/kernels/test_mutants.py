@@ -198,7 +198,7 @@ MUTANTS = {
             "log_l - (x_label - m)",
         ),
         "ignored rows have a gradient": Mutant(
-            "cross_entropy_backward_kernel", "label[:, None] == IGNORED", "label[:, None] == label[:, None] - 1"
+            "cross_entropy_forward_kernel", "tl.where(label == IGNORED, float('inf'), log_l)", "log_l"
         ),
         "ignored rows count": Mutant(
             "cross_entropy_forward_kernel", "tl.where(label == IGNORED, 0.0, 1.0)", "tl.where(row < rows, 1.0, 0.0)"
@@ -209,7 +209,9 @@ MUTANTS = {
         "a chunk left out": Mutant(
             "LinearCrossEntropyFunction.forward", "range(0, rows, chunk)", "range(0, rows - chunk // 2, chunk)"
         ),
-        "gradients not scaled": Mutant("LinearCrossEntropyFunction.backward", "dloss / count", "1 / count"),
+        "gradients not scaled": Mutant(
+            "LinearCrossEntropyFunction.backward", "dloss / count.clamp(min=1)", "1 / count.clamp(min=1)"
+        ),
         "mean of a chunk": Mutant("LinearCrossEntropyFunction.forward", "loss / count", "loss / chunk"),
     },
     "adamw": {
