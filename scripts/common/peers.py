@@ -8,7 +8,7 @@
 
 Attention is the fused causal kernel without a mask tensor, AdamW is PyTorch's fused one, and the step runs in a graph.
 With --library liger, Liger's kernels are those for RMSNorm, RoPE and SwiGLU. --liger-loss computes output head and loss
-in chunks, with Liger's fused linear cross-entropy.
+in chunks, with Liger's fused linear cross-entropy. Its chunks are small; --liger-chunk asks for larger ones.
 
 Further options build a faster stack from libraries. --master-weights computes with 16-bit weights, and AdamW updates
 float32 masters. --compile-optimizer compiles that update. --packed computes q, k and v in one GEMM, gate and up in
@@ -84,17 +84,22 @@ class LigerLoss(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, x, w, labels):
+    def forward(ctx, x, w, labels, chunk):
         from liger_kernel.ops.fused_linear_cross_entropy import fused_linear_cross_entropy_forward
 
+        how = {"accum_dtype": torch.float32}
+        if chunk:  # Liger takes as many chunks as a chunk's logits are larger than x, divided by this number
+            rows, C = x.shape
+            chunks = -(-rows // chunk)
+            how["chunk_mem_const"] = -(-w.shape[0] // (chunks * C))
         with KnownCount(labels.numel()), torch.autocast(x.device.type, enabled=False):
-            loss, *_, dx, dw, _ = fused_linear_cross_entropy_forward(x, w, labels, accum_dtype=torch.float32)
+            loss, *_, dx, dw, _ = fused_linear_cross_entropy_forward(x, w, labels, **how)
         ctx.save_for_backward(dx, dw)
         return loss
 
     @staticmethod
     def backward(ctx, dloss):
-        return *ctx.saved_tensors, None  # dloss is 1: only float16 scales the loss, which is refused
+        return *ctx.saved_tensors, None, None  # dloss is 1: only float16 scales the loss, which is refused
 
 
 class PackedAttention(nn.Module):
@@ -163,6 +168,7 @@ class LibraryLlama(nn.Module):
             convert_to_float8_training(self.llama.model, config=recipe)  # not the head, as in version 3
         self.dtype = options.dtype if options.use_amp else torch.float32
         self.liger_loss = options.liger_loss
+        self.liger_chunk = options.liger_chunk
         if options.enable_torch_compile:
             whole = self.llama.model if self.liger_loss else self
             by_blocks = options.compile_blocks or options.parallel  # then DDP sends gradients during the backward
@@ -183,7 +189,7 @@ class LibraryLlama(nn.Module):
             x = self.llama.model(input_ids=tokens, use_cache=False).last_hidden_state  # [B, T, C]
             x = x.flatten(0, 1).to(self.dtype)  # [rows, C]
             w = self.llama.lm_head.weight.to(self.dtype)  # once, not for each chunk
-            return LigerLoss.apply(x, w, labels.flatten())
+            return LigerLoss.apply(x, w, labels.flatten(), self.liger_chunk)
         # Labels are the next tokens already: shift_labels tells the library's loss not to shift them once more.
         return self.llama(input_ids=tokens, labels=labels, shift_labels=labels, use_cache=False).loss
 
@@ -212,6 +218,7 @@ def make_optimizer(model, options):
 def add_version_options(add):
     add("--library", choices=PACKAGES, default="transformers", help="library whose model is trained (%(default)s)")
     add("--liger-loss", action="store_true", help="output head and loss by Liger's fused linear cross-entropy")
+    add("--liger-chunk", type=int, metavar="ROWS", help="rows of its chunks (Liger's choice: few)")
     masters = "16-bit weights and float32 masters, not autocast; with --use-amp"
     add("--master-weights", action="store_true", help=masters)
     add("--packed", action="store_true", help="one GEMM for q, k and v, and one for gate and up")
@@ -238,6 +245,8 @@ def complete_version_options(options, user_error):
             raise user_error(f"{option} needs a GPU, got {options.device}")
     if options.liger_loss and options.use_amp and options.amp_dtype == "float16":
         raise user_error("--liger-loss needs --amp-dtype bfloat16, whose loss isn't scaled, got float16")
+    if options.liger_chunk is not None and not (options.liger_loss and options.liger_chunk > 0):
+        raise user_error(f"--liger-chunk needs --liger-loss and at least one row, got {options.liger_chunk}")
     if options.fp8 and not options.use_amp:
         raise user_error("--fp8 needs --use-amp: the other operations run in 16 bits")
     if options.master_weights and not options.use_amp:
@@ -278,7 +287,8 @@ def complete_version_options(options, user_error):
     if options.fp8:
         parts.append(f"fp8 ({options.fp8_recipe})")
     if options.liger_loss:
-        parts.append("fused linear cross-entropy")
+        by_rows = f", {options.liger_chunk} rows a chunk" if options.liger_chunk else ""
+        parts.append(f"fused linear cross-entropy{by_rows}")
     return {"parts": ", ".join(parts)}
 
 

@@ -209,25 +209,46 @@ def other_gpus_table(recorded):
 
 
 def peers_table(recorded):
-    """Return each way to run the peer, timed once: step, memory, or why there is none. A table for each measurement."""
-    texts = []
-    for column in [*rungs.all_columns(recorded, "peers"), *rungs.all_columns(recorded, "peers", rungs.LONG)]:
-        lines = []
+    """Return a row for each way to run the peer: its steps over presets and lengths, a precision's fastest in bold.
+
+    Where a way was measured again, the newest counts. Memory and the time to get ready are the last preset's.
+    """
+    columns = [*rungs.all_columns(recorded, "peers"), *rungs.all_columns(recorded, "peers", rungs.LONG)]
+    if not columns:
+        return None
+    ways = {}  # {name: Rung}, in the order of rungs.PEERS
+    newest = {}  # {(preset, options): {name: Column}}
+    for column in columns:
+        sizes = column.content["preset"], column.content["options"]
         for name, rung in column.rungs.items():
-            told = column.told[name]
-            if told["status"] == "not run" and not told["reason"]:  # in an older record, the slowest compiler
-                continue
-            memory = known(told.get("peak_mib"), ",.0f")
-            step = step_cell(column, name)
-            way = "graph" if column.content["graph"] else "eager"
-            reason = told["reason"] or ""
-            sizes = " ".join([column.content["preset"], column.content["options"]]).strip()
-            ready = known(told.get("warm_s"), ".0f")
-            lines.append([sizes, way, rung.idea, step, memory if column.step_ms(name) else reason, ready])
-        texts.append(origin(column.content["record"], recorded))
-        header = ["preset", "runs", "Hugging Face's LLaMA with", "step ms", "peak MiB", "ready after, s"]
-        texts.append(markdown_table(header, lines, left=3))
-    return "\n\n".join(texts) or None
+            if column.told[name]["status"] != "not run":
+                ways[name] = rung
+                newest.setdefault(sizes, {})[name] = column
+    order = [*rungs.by_name([*rungs.PEERS, rungs.SLOW_PEER]), *ways]
+    newest = dict(sorted(newest.items(), key=lambda way: (way[0][1] != "", ["small", "medium"].index(way[0][0]))))
+    last = next(preset for preset, options in reversed(newest) if not options)
+    lines = []
+    for name, rung in sorted(ways.items(), key=lambda way: order.index(way[0])):
+        steps = [peer_cell(name, rung, found) for found in newest.values()]
+        told = newest[last, ""][name].told[name] if name in newest[last, ""] else {}
+        lines.append([rung.idea, *steps, known(told.get("peak_mib"), ",.0f"), known(told.get("warm_s"), ".0f")])
+    header = ["Hugging Face's LLaMA with"]
+    header += [f"{preset}, {rungs.LONG_SHOWN}, ms" if options else f"{preset}, ms" for preset, options in newest]
+    measured = dict.fromkeys(column for found in newest.values() for column in found.values())
+    reasons = [f"{column.title}: {ways[name].idea}: {told['reason']}" for column in measured
+               for name, told in column.told.items() if told["reason"]]  # fmt: skip
+    texts = [markdown_table([*header, f"{last}, peak MiB", f"{last}, ready after, s"], lines), *reasons]
+    return "\n\n".join([*texts, *dict.fromkeys(origin(column.content["record"], recorded) for column in measured)])
+
+
+def peer_cell(name, rung, columns):
+    """Return the step of a way to run the peer; bold if none of its precision was faster. columns: {name: Column}"""
+    if name not in columns or not columns[name].step_ms(name):
+        return step_cell(columns.get(name), name)
+    rivals = [other for other, column in columns.items() if column.rungs[other].precision == rung.precision]
+    steps = [columns[other].step_ms(other) for other in rivals]
+    fastest = columns[name].step_ms(name) == min(filter(None, steps))
+    return f"**{step_cell(columns[name], name)}**" if fastest else step_cell(columns[name], name)
 
 
 def peak_cell(column, name):

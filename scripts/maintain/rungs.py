@@ -232,18 +232,23 @@ SLOW_PEER = Rung(
 
 # The same model over long sequences: options of the training scripts beside --preset medium.
 LONG = "--seq-len 4096 --batch-size 2"
+LONG_SHOWN = "T = 4,096"
 
 # Output head and loss over the number of vocabulary entries: who writes the whole logits, and who does not.
 VOCABULARY_OPTION = "--vocab-size"
 VOCABULARIES = (1000, 32000, 128256)
+LARGE_CHUNKS = ["--liger-loss", "--liger-chunk", "2048"]  # as many rows as version 3's chunks
 VOCABULARY = [
     Rung("v2", "V2, compiled", 2, [*AMP, *COMPILED], noisiest="graph"),
     Rung("v3 whole", "V3, whole logits", 3, [*AMP, "--disable-fused-loss"]),
-    Rung("v3", "V3, in chunks", 3, [*AMP, "--enable-fused-loss"], "v3 whole", peers=("hf liger", "library")),
+    Rung(
+        "v3", "V3, in chunks", 3, [*AMP, "--enable-fused-loss"], "v3 whole", peers=("hf liger", "stack", "stack liger")
+    ),
     Rung("v4", "V4", 4, AMP),
     Rung("hf", "Hugging Face", "peer", [*AMP, *COMPILED]),
     Rung("hf liger", "Hugging Face with Liger's fused loss", "peer", [*AMP, *COMPILED, "--liger-loss"], "hf"),
-    Rung("library", "strongest stack, Liger's fused loss", "peer", [*AMP, "--liger-loss"], tuned=True),
+    Rung("stack", "strongest stack", "peer", AMP, tuned=True),
+    Rung("stack liger", "strongest stack with Liger's, larger chunks", "peer", [*AMP, *LARGE_CHUNKS], tuned=True),
 ]
 
 

@@ -24,8 +24,9 @@ PACKED = next(rung for rung in rungs.LADDER if rung.shown == "packed GEMMs")
 
 
 def test_version_3_is_faster_than_its_peers_in_a_graph_and_slower_eagerly():
-    for ours, theirs in GRAPH.over_peers():
-        assert GRAPH.step_ms(ours) < GRAPH.step_ms(theirs) and EAGER.step_ms(ours) > EAGER.step_ms(theirs)
+    assert len(GRAPH.over_peers()) == 4 and EAGER.over_peers()
+    assert all(GRAPH.step_ms(ours) < GRAPH.step_ms(theirs) for ours, theirs in GRAPH.over_peers())
+    assert all(EAGER.step_ms(ours) > EAGER.step_ms(theirs) for ours, theirs in EAGER.over_peers())
 
 
 def test_the_largest_gains_are_bfloat16_the_roads_and_attention_without_scores():
@@ -38,7 +39,7 @@ def test_most_eager_rows_of_medium_wait_for_the_host_version_3_most():
     waits = {
         name: EAGER.step_ms(name) / GRAPH.step_ms(name)
         for name, told in GRAPH.told.items()
-        if told["version"] != "peer"
+        if told["version"] != "peer" and name in EAGER.rungs
     }
     assert sum(wait > 1.15 for wait in waits.values()) > len(waits) / 2
     assert {*sorted(waits, key=waits.get)[-2:]} == {VERSION_3.name, FP8.name}
@@ -60,8 +61,8 @@ def test_packing_gains_at_small_alone_and_fp8_loses_there():
 
 
 @pytest.mark.parametrize("column", LADDERS.values(), ids=lambda column: column.title)
-def test_only_with_a_graph_do_times_repeat_within_a_percent(column):
-    assert (math.expm1(furthest(ratios(*column.pair()))) < 0.01) == column.content["graph"]
+def test_only_with_a_graph_do_times_repeat_within_two_percent(column):
+    assert (math.expm1(furthest(ratios(*column.pair()))) < 0.02) == column.content["graph"]
 
 
 def test_fp8_differs_ten_times_as_much_and_its_long_runs_show_no_difference():
@@ -112,9 +113,9 @@ def test_versions_3_and_4_run_seven_times_as_fast_in_a_graph_on_two_hosts():
     suite = RECORD.suite("graph")
     steps = {(row["model"], row["captured"]): row["step_ms"] for row in suite["rows"] if row["preset"] == "small"}
     gains = [steps[model, False] / steps[model, True] for model in ("v3", "v4")]
-    part = rungs.read_columns(RECORD.folder / "ladder-small" / "ladder.json")
-    graph, eager = (next(column for column in part if column.content["graph"] is way) for way in (True, False))
-    assert graph.content["record"]["host"] != suite["record"]["host"]
+    graph, eager = (LADDERS["small", way] for way in (True, False))
+    hosts = [found["record"]["host"] for found in (graph.content, eager.content, suite)]
+    assert hosts[0] == hosts[1] != hosts[2]
     roads = [rung.name for rung in rungs.LADDER if rung.road and rung.version in (3, 4)]
     gains += [eager.step_ms(name) / graph.step_ms(name) for name in roads]
     assert 7 < min(gains) < 8

@@ -565,7 +565,10 @@ def test_what_of_the_peer_is_compiled(parallel, monkeypatch):
 def test_liger_s_loss_is_the_library_s_and_reads_nothing_back(monkeypatch):
     """A graph cannot be captured while a value is read back; of a tensor on meta none can be."""
 
-    def fused_linear_cross_entropy_forward(x, w, labels, accum_dtype):
+    budgets = []
+
+    def fused_linear_cross_entropy_forward(x, w, labels, accum_dtype, chunk_mem_const=1):
+        budgets.append(chunk_mem_const)
         count = (labels != -100).sum().to("meta").item()
         with torch.enable_grad():
             x, w = (tensor.detach().requires_grad_() for tensor in (x, w))
@@ -582,13 +585,16 @@ def test_liger_s_loss_is_the_library_s_and_reads_nothing_back(monkeypatch):
     config = script.parse_options(["--batch-size", "2", "--seq-len", "16", "--device", "cpu", *TOY])
     tokens, labels = (part.contiguous() for part in script.batch(script.load_data(config), 0, config))
     found = []
-    for config.liger_loss in (False, True):
+    # 32 rows: one chunk of 64 entries is twice as wide as the hidden states; in 7 chunks each is less than as wide
+    for config.liger_loss, config.liger_chunk in ((False, None), (True, None), (True, 32), (True, 5)):
         model = script.Trainer(config).model
         loss = script.compute_loss(model, tokens, labels, config)
         loss.backward()
         found.append([loss.detach(), *(p.grad for p in model.parameters())])
-    for ours, theirs in zip(*found, strict=True):
-        torch.testing.assert_close(ours, theirs)
+    for library, *others in zip(*found, strict=True):
+        for ours in others:
+            torch.testing.assert_close(ours, library)
+    assert budgets == [1, 2, 1]
 
 
 @pytest.mark.slow
@@ -618,6 +624,7 @@ def test_peers_train_the_same_model_from_the_same_weights(tmp_path):
         (["--fp8", "--use-amp"], "--fp8 needs a GPU, got cpu"),
         (["--library", "liger"], "--library liger needs a GPU, got cpu"),
         (["--liger-loss"], "--liger-loss needs a GPU, got cpu"),
+        (["--liger-chunk", "64"], "--liger-chunk needs --liger-loss and at least one row, got 64"),
         (["--master-weights"], "--master-weights needs --use-amp: it sets the weights' dtype"),
         (["--compile-optimizer"], "--compile-optimizer needs --master-weights: PyTorch's fused AdamW is one kernel"),
         (["--compile-blocks"], "--compile-blocks needs --enable-torch-compile"),
@@ -627,3 +634,19 @@ def test_peers_train_the_same_model_from_the_same_weights(tmp_path):
 def test_what_a_peer_cannot_do_is_one_sentence(options, said, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", None)
     refused(peers.peer_script().main, ["--device", "cpu", *options], capsys, f"peers.py: error: {said}")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--packed", "--library", "liger"], "--packed needs --library transformers"),
+        (["--use-amp", "--master-weights", "--parallel", "fsdp"], "--master-weights doesn't work with --parallel fsdp"),
+        (["--liger-loss", "--liger-chunk", "0"], "at least one row, got 0"),
+        (["--use-amp", "--amp-dtype", "float16", "--liger-loss"], "--liger-loss needs --amp-dtype bfloat16"),
+    ],
+)
+def test_what_a_peer_cannot_do_on_a_gpu_is_one_sentence(options, said):
+    given = peers.peer_script().build_parser().parse_args(options)
+    given.on_gpu = True
+    with pytest.raises(ValueError, match=said):
+        peers.complete_version_options(given, ValueError)

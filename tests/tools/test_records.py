@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 
 import pytest
@@ -420,27 +421,44 @@ def test_another_script_than_the_commit_s_is_a_fault_of_the_ladder_too(recorded)
     assert fault.startswith("scripts/common/peers.py of commit") and fault.endswith("is not what ran")
 
 
+def measured_peers(folder, preset, date, times, options=""):
+    """Write a part of one column, and return the column."""
+    column = measured(preset, True, f"2026-01-0{date}T00:00:00+00:00", times, count=1)
+    column.content["options"] = options
+    folder.mkdir()
+    rungs.write_columns([column], folder / "peers.json")
+    return column
+
+
 def test_the_peer_s_variants_by_hand(recorded):
-    column = measured("medium", True, "2026-01-02T00:00:00+00:00", {"one": [3.0], "two": [4.0]}, count=1)
+    """A failed one has its reason below; the newest measurement counts, and the fastest of a column is bold."""
+    column = measured_peers(recorded / "peers", "medium", 2, {"one": [3.0], "two": [4.0]})
     column.told["two"].update(status="failed", reason="no such kernel")
     del column.rounds[0]["steps_ms"]["two"]
-    (recorded / "peers").mkdir()
     rungs.write_columns([column], recorded / "peers" / "peers.json")
+    measured_peers(recorded / "peers-small", "small", 3, {"one": [2.0], "two": [1.0]})
+    measured_peers(recorded / "peers-later", "small", 4, {"two": [1.5]})
     lines = ladder.tables_of(Record(recorded))["peers"].splitlines()
-    assert lines[-2:] == [
-        "| medium | graph | a way to run the peer | 3.000 | 77 | 12 |",
-        "| medium | graph | another way | failed | no such kernel | 12 |",
+    assert lines[:7] == [
+        "| Hugging Face's LLaMA with | small, ms | medium, ms | medium, peak MiB | medium, ready after, s |",
+        "| --- | ---: | ---: | ---: | ---: |",
+        "| a way to run the peer | 2.000 | **3.000** | 77 | 12 |",
+        "| another way | **1.500** | failed | 77 | 12 |",
+        "",
+        "medium, with a graph: another way: no such kernel",
+        "",
     ]
+    dates = [re.search(r"; (2026-\d+-\d+),", line)[1] for line in lines if line.startswith("Measured on")]
+    assert sorted(dates) == ["2026-01-02", "2026-01-03", "2026-01-04"]
 
 
 def test_a_variant_that_is_not_for_this_preset_has_no_row(recorded):
-    column = measured("small", True, "2026-01-02T00:00:00+00:00", {"one": [3.0], "two": [4.0]}, count=1)
+    column = measured_peers(recorded / "peers", "small", 2, {"one": [3.0], "two": [4.0]})
     column.told["two"].update(status="not run", reason=None)
     del column.rounds[0]["steps_ms"]["two"]
-    (recorded / "peers").mkdir()
     rungs.write_columns([column], recorded / "peers" / "peers.json")
     table = ladder.tables_of(Record(recorded))["peers"]
-    assert "| small | graph | a way to run the peer | 3.000 | 77 | 12 |" in table and "another" not in table
+    assert "| a way to run the peer | **3.000** | 77 | 12 |" in table and "another" not in table
 
 
 def test_long_sequences_have_columns_of_their_own(recorded):
@@ -464,21 +482,9 @@ def test_long_sequences_have_columns_of_their_own(recorded):
     assert [facts.values_of(record, line.split())[0] for line in words.split("; ")] == [[2.0], [4.0], [None], [3000.0]]
     with pytest.raises(ValueError, match="wide is none of"):
         facts.values_of(record, "rung medium:wide graph flag".split())
-    text = ladder.tables_of(record)["peers"]
-    assert "| medium | graph | torch.compile | 3.000 | 77 | 3 |" in text
-    assert "| medium --seq-len 4096 --batch-size 2 | graph | torch.compile | 5.000 | 77 | 5 |" in text
-
-
-def test_each_measurement_of_the_peer_s_variants_has_a_table(recorded):
-    for part, date, step_ms in (("peers-later", "2026-01-03", 2.0), ("peers", "2026-01-02", 3.0)):
-        column = measured("medium", True, f"{date}T00:00:00+00:00", {"one": [step_ms]}, count=1)
-        (recorded / part).mkdir()
-        rungs.write_columns([column], recorded / part / "peers.json")
-    lines = ladder.tables_of(Record(recorded))["peers"].splitlines()
-    assert [line for line in lines if "a way" in line] == [
-        "| medium | graph | a way to run the peer | 3.000 | 77 | 12 |",
-        "| medium | graph | a way to run the peer | 2.000 | 77 | 12 |",
-    ]
+    lines = ladder.tables_of(record)["peers"].splitlines()
+    assert lines[0].startswith("| Hugging Face's LLaMA with | medium, ms | medium, T = 4,096, ms | medium, peak MiB |")
+    assert lines[2] == "| torch.compile | **3.000** | **5.000** | 77 | 3 |"
 
 
 def test_an_ablation_of_five_rounds_is_judged_by_its_pair(recorded):
