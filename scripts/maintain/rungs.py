@@ -238,12 +238,11 @@ LONG_SHOWN = "T = 4,096"
 VOCABULARY_OPTION = "--vocab-size"
 VOCABULARIES = (1000, 32000, 128256)
 LARGE_CHUNKS = ["--liger-loss", "--liger-chunk", "2048"]  # as many rows as version 3's chunks
+STRONGEST = ("hf liger", "stack", "stack liger")
 VOCABULARY = [
     Rung("v2", "V2, compiled", 2, [*AMP, *COMPILED], noisiest="graph"),
     Rung("v3 whole", "V3, whole logits", 3, [*AMP, "--disable-fused-loss"]),
-    Rung(
-        "v3", "V3, in chunks", 3, [*AMP, "--enable-fused-loss"], "v3 whole", peers=("hf liger", "stack", "stack liger")
-    ),
+    Rung("v3", "V3, in chunks", 3, [*AMP, "--enable-fused-loss"], "v3 whole", peers=STRONGEST),
     Rung("v4", "V4", 4, AMP),
     Rung("hf", "Hugging Face", "peer", [*AMP, *COMPILED]),
     Rung("hf liger", "Hugging Face with Liger's fused loss", "peer", [*AMP, *COMPILED, "--liger-loss"], "hf"),
