@@ -6,27 +6,28 @@
 #   ./scripts/maintain/record.sh FOLDER --time-limit 560                         stop in time; run it again for the rest
 #   ./scripts/maintain/record.sh FOLDER --toy                                    try it at toy sizes, on a CPU too
 #
-# The first number of minutes ends a part. The second is what we expect on an H100, from the record of 2026-11-25; for
-# peers and vocabularies, from a trial of them on an H200.
+# The first number of minutes ends a part. The second is what we expect on an H100, from the record of 2026-11-26. With
+# several GPUs, start it once for each: CUDA_VISIBLE_DEVICES=N, the same FOLDER, other parts. Peers go first, because the
+# ladders and vocabularies read their results, and ddp by itself.
 #
 # part                 minutes  what
-# peers                15    4  the ways to run Hugging Face's model with the medium preset, each started once. The
+# peers                15    6  the ways to run Hugging Face's model with the medium preset, each started once. The
 #                               fastest become the strongest stack
-# peers-small          15    4  the same with the small preset
-# peers-long           15    7  the same with the medium preset and sequences of 4,096 tokens
+# peers-small          15    3  the same with the small preset
+# peers-long           15    6  the same with the medium preset and sequences of 4,096 tokens
 # peers-autotuned      15    8  the way whose compiler takes minutes, with the medium preset
-# ladder-medium        25   10  the rungs of the ladder in rounds, with a graph
-# ladder-medium-eager  25   12  the same without a graph
-# ladder-small         15    3  the small preset, with a graph
-# ladder-small-eager   15    3  the same without a graph
-# ladder-long          15    6  versions 2 to 4 and Hugging Face's model, sequences of 4,096 tokens, with a graph
-# vocabulary-1000      25   10  whole logits, version 3's fused loss and Liger's, with the medium preset
-# vocabulary-32000     25   10  the same with 32,000 vocabulary entries
-# vocabulary-128256    25   12  the same with 128,256 entries
-# headline             30   25  all versions and Hugging Face's model: presets, precisions, default options; version 1
+# ladder-medium        25   11  the rungs of the ladder in rounds, with a graph
+# ladder-medium-eager  25   15  the same without a graph
+# ladder-small         15    4  the small preset, with a graph
+# ladder-small-eager   15    6  the same without a graph
+# ladder-long          15    7  versions 2 to 4 and Hugging Face's model, sequences of 4,096 tokens, with a graph
+# vocabulary-1000      25    6  whole logits, version 3's fused loss and Liger's, with the medium preset
+# vocabulary-32000     25    9  the same with 32,000 vocabulary entries
+# vocabulary-128256    25   11  the same with 128,256 entries
+# headline             30   20  all versions and Hugging Face's model: presets, precisions, default options; version 1
 #                               also not deterministic
-# graph                15    4  the same steps with and without a graph, in bfloat16
-# kernels               8    4  each of version 3's kernels on its own
+# graph                15    5  the same steps with and without a graph, in bfloat16
+# kernels               8    1  each of version 3's kernels on its own
 # ablation2            25   10  version 2's switches: each alone, all but one, all
 # ablation3            25   13  the same for version 3's kernels
 # timeline              5    2  when each kernel of a step runs, versions 1 and 4
@@ -37,9 +38,9 @@
 #
 # If --time-limit ends a part, run the same command again. headline, graph and ddp save each row, and another machine of
 # the same kind can measure the rest. The ladder, peers and vocabularies save each start; on another machine they begin a
-# new column. An ablation without time for all its rounds starts
-# over. headline and graph run each row once, because the pages take their ratios from the ladder, which starts every
-# process three times. If the files are a copy without Git's history, name the commit with TINY_LLAMA_COMMIT.
+# new column. An ablation without time for all its rounds starts over. headline and graph run each row once, because the
+# pages take their ratios from the ladder, which starts every process three times. If the files are a copy without Git's
+# history, name the commit with TINY_LLAMA_COMMIT.
 # Afterwards: python scripts/maintain/ladder.py --write
 # Exit status: 0 everything is measured; 1 something failed or is left; 2 a bad option.
 
