@@ -137,9 +137,23 @@ def ladder_table(recorded, preset):
         name = "" if rung.version == "peer" else rung.name
         lines.append([name, linked(rung.idea) + told, cell, *steps, rung.base or ""])
     texts = [markdown_table(["", "idea", "gain", "with a graph, ms", "eager, ms", "builds on"], lines, left=2)]
-    for column in filter(None, (graph, eager)):
-        texts.append(told_of(column, recorded))
-    return "\n\n".join(texts)
+    measured = [column for column in (graph, eager) if column]
+    return "\n\n".join([*texts, *leads_table(measured), *(told_of(column, recorded) for column in measured)])
+
+
+def way_of(column):
+    return "with a graph" if column.content["graph"] else "eager"
+
+
+def leads_table(columns):
+    """Return a table of the leads over the peers, with a column for each of these; nothing where none was measured."""
+    ideas = {rung.name: rung.idea for rung in rungs.LADDER}  # a record keeps the words of its time
+    lines = []
+    for name, peer in dict.fromkeys(pair for column in columns for pair in column.over_peers()):
+        found = [column.gain(name, peer) for column in columns]
+        if any(found):
+            lines.append([ideas[peer], *(str(gain or EMPTY) for gain in found)])
+    return [markdown_table(["version 3 over", *map(way_of, columns)], lines)] if lines else []
 
 
 def span(numbers, word="round"):
@@ -157,16 +171,9 @@ def row_title(name):
 
 
 def told_of(column, recorded):
-    """Return what stands below a ladder: the leads over the peers, then the noise and where a column was measured."""
+    """Return what stands below a ladder about a column: its noise, and where it was measured."""
     rounds = [len(times) for name in column.rungs for times in column.medians(name) if times]
-    way = "With a graph" if column.content["graph"] else "Eager"
-    ideas = {rung.name: rung.idea for rung in rungs.LADDER}  # a record keeps the words of its time
-    leads = [f"**{way}.**"]
-    for name, peer in column.over_peers():
-        if found := column.gain(name, peer):
-            idea = ideas.get(peer, column.rungs[peer].idea)
-            leads.append(f"Speed-up of version {column.rungs[name].version} over {idea}: {found}.")
-    lines = []
+    lines = [f"**{way_of(column).capitalize()}.**"]
     if pair := column.pair():
         lines.append(f"{noise_line(row_title(column.content['again']), furthest(ratios(*pair)))}.")
         name, percent = column.noisiest()
@@ -178,8 +185,7 @@ def told_of(column, recorded):
         shared = span([gain.rounds for gain in gains])
         lines.append(f"Memory doesn't hold all rows at once, so a gain uses the {shared} that ran both of its rows.")
     lines.append(origin(column.content["record"], recorded))
-    between = "\n\n" if leads[1:] else " "
-    return between.join(map(" ".join, [leads, lines]))
+    return " ".join(lines)
 
 
 def ladders_of_gpus(recorded):
@@ -204,7 +210,7 @@ def other_gpus_table(recorded):
     header = [""]
     for _, column in found:
         header += [f"{column.content['record']['device']}, ms", "gain"]
-    told = [told_of(column, record) for record, column in found[1:]]
+    told = [text for record, column in found[1:] for text in (*leads_table([column]), told_of(column, record))]
     return "\n\n".join([markdown_table(header, lines, left=1), *told])
 
 

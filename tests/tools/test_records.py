@@ -316,7 +316,7 @@ def test_the_ladder_by_hand(recorded):
         "version3_triton/README.md)) | 1.60x (1.25 to 2.00) | 1.250 | ... | flag |",
         "version4_pytorch_sdpa/README.md)) | no difference shown | 1.960 | ... | flag |",
         "|  | a library's model: a library 1.2 |  | 3.000 | ... |  |",
-        "over a library's model: 2.40x (1.88 to 3.00).",
+        "| a library's model | 2.40x (1.88 to 3.00) | ... |",
         "row flag differs by up to 3.0 % ",
         "row written, deviates by up to 28.0 % ",
         "6 rounds, and started each process 3 times. Measured on Toy GPU, driver 580.1",
