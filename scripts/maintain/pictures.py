@@ -4,6 +4,7 @@ A picture lies in the run's folder pictures/, and is five inches wide: on a tele
 text around it.
 """
 
+import io
 import itertools
 import math
 import re
@@ -544,6 +545,7 @@ def save(picture, found, path, colors=LIGHT):
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
+    from PIL import Image
 
     paper, ink = colors
     style = {"font.size": 11, "axes.titlesize": 12, "axes.spines.top": False, "axes.spines.right": False}
@@ -553,8 +555,10 @@ def save(picture, found, path, colors=LIGHT):
         figure, axes = plt.subplots(picture.panels, figsize=(5, picture.height), squeeze=False, layout="constrained")
         picture.draw(axes[:, 0], found)
     path.parent.mkdir(exist_ok=True)
-    figure.savefig(path, dpi=160, facecolor=paper)
+    drawn = io.BytesIO()
+    figure.savefig(drawn, dpi=160, facecolor=paper)
     plt.close(figure)
+    Image.open(drawn).convert("RGB").quantize(128).save(path, optimize=True)  # a third of the bytes
 
 
 def texts_of(recorded, draw=False):
