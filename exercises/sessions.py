@@ -36,7 +36,7 @@ SESSIONS = {
     ),
     3: (
         "first kernels",
-        "A kernel is finished when its backward is proved.",
+        "A kernel is finished only when its backward is proven correct.",
         [
             ("version 3", f"{V3}/README.md", 15),
             ("kernel 01", "exercises/01_row_sum/README.md", 15),

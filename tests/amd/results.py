@@ -141,8 +141,8 @@ Nobody has run the kernels on an AMD GPU.
 ## Operations
 Errors are relative to a float64 computation. An output or gradient may have twice the error of plain PyTorch in the
 same precision, plus 1e-6. A cell shows the error of the one that came closest to this limit; *allowed* is its limit on
-gfx942. Half of the cases run a workgroup's waves in reverse. In fp8 we execute the conversions, and PyTorch multiplies
-in float32.
+gfx942. Half of the cases run a workgroup's waves in reverse order. In fp8 we execute the conversions, and
+PyTorch multiplies in float32.
 
 {operations}
 
