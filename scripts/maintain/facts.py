@@ -403,7 +403,9 @@ FACTS = {  # r: the record
         "busy": lambda r, version, *groups: sum(kernels(r, version, *groups)),
         "stage": stage,
         "launch": launch,
-        "launches_by_hand": lambda r, name: launches(1, "bfloat16", "small") * round(launch(r, name), 3),  # of whole us
+        "launches_by_hand": lambda r, name, count=None: (  # of whole us
+            int(count or launches(1, "bfloat16", "small")) * round(launch(r, name), 3)
+        ),
         "more_copied": lambda r, one, other, *words: (moved(one, *words) - moved(other, *words)) / ceiling(r) / 1e6,
         "all_reduce": lambda r, preset, gpus, gb_s: (  # of gradients in 16 bits, in a ring
             2 * (int(gpus) - 1) / int(gpus) * 2 * parameters(preset) / int(gb_s) / 1e6
