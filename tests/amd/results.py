@@ -140,9 +140,9 @@ Nobody has run the kernels on an AMD GPU.
 
 ## Operations
 Errors are relative to a float64 computation. An output or gradient may have twice the error of plain PyTorch in the
-same precision, plus 1e-6. A cell shows the error of the one that came closest to this limit; *allowed* is its limit on
-gfx942. Half of the cases run a workgroup's waves in reverse order. In fp8 we execute the conversions, and
-PyTorch multiplies in float32.
+same precision, plus 1e-6. A cell shows the error of the output or gradient that came closest to its limit; *allowed*
+is that limit on gfx942. Half of the cases run a workgroup's waves in reverse order. In fp8 we execute the
+conversions, and PyTorch multiplies in float32.
 
 {operations}
 
@@ -152,14 +152,14 @@ One case is wrong, because gfx90a's matrix units flush denormal float16 numbers 
 These {attention} runs cover each tile that version 3 may choose, on each target, in each precision and for each head
 size D. Other factors vary between runs: the number of tokens ({lengths}), sequences x query/key heads
 ({heads}), RoPE, and the order of waves. For any two factors, every pair of their values
-occurs in at least {meetings} runs. A cell shows the largest error in percent of what we allow, on gfx90a, gfx942 and
-gfx950 (gfx9) or gfx1100 and gfx1201 (gfx1).
+occurs in at least {meetings} runs. A cell shows the largest error in percent of what we allow; gfx9 stands for gfx90a,
+gfx942 and gfx950, and gfx1 for gfx1100 and gfx1201.
 
 {tiles}
 
 ## Two training steps
-The table compares two steps with version 1's in the same precision: the losses, and the relative error of all weights
-afterwards. The reference is version 1 in float64, whose losses are {losses}.
+The table compares two steps of version 3 with two of version 1 in the same precision: the losses, and the error of all
+weights afterwards. Errors are relative to version 1 in float64, whose losses are {losses}.
 
     python scripts/maintain/execute_training.py
 
