@@ -281,7 +281,8 @@ def vocabulary_table(recorded):
         texts.append(markdown_table([name, *(f"V = {V:,}" for V in rungs.VOCABULARIES)], lines))
     measured = columns.values()
     if measured:
-        told = f"We measured {span([column.turns() for column in measured])} "
+        rounds = [len(times) for column in measured for name in column.rungs for times in column.medians(name) if times]
+        told = f"We measured {span(rounds)} "
         told += f"over {span([c.starts() for c in measured], 'start')}"
         pairs = [furthest(ratios(*pair)) for column in measured if (pair := column.pair())]
         if pairs:
