@@ -234,11 +234,19 @@ def peers_table(recorded):
     newest = dict(sorted(newest.items(), key=lambda way: (way[0][1] != "", ["small", "medium"].index(way[0][0]))))
     last = next(preset for preset, options in reversed(newest) if not options)
     lines = []
+    words = {tuple(rung.options): rung.idea for rung in [*rungs.PEERS, rungs.SLOW_PEER]}  # a record keeps older ones
     for name, rung in sorted(ways.items(), key=lambda way: order.index(way[0])):
         steps = [peer_cell(name, rung, found) for found in newest.values()]
         told = newest[last, ""][name].told[name] if name in newest[last, ""] else {}
-        lines.append([rung.idea, *steps, known(told.get("peak_mib"), ",.0f"), known(told.get("warm_s"), ".0f")])
-    header = ["Hugging Face's LLaMA with"]
+        lines.append(
+            [
+                words.get(tuple(rung.options), rung.idea),
+                *steps,
+                known(told.get("peak_mib"), ",.0f"),
+                known(told.get("warm_s"), ".0f"),
+            ]
+        )
+    header = ["variant"]
     header += [f"{preset}, {rungs.LONG_SHOWN}, ms" if options else f"{preset}, ms" for preset, options in newest]
     measured = dict.fromkeys(column for found in newest.values() for column in found.values())
     reasons = [f"{column.title}: {ways[name].idea}: {told['reason']}" for column in measured
