@@ -869,7 +869,7 @@ def cross_entropy_backward_kernel(
     label = tl.load(label_ptr + row, mask=row < rows, other=0)
     onehot = tl.where(column == label[:, None], 1.0, 0.0)  # a wrong label has none, but its loss is NaN
     softmax = tl.exp((x - m[:, None]) - log_l[:, None])
-    scale = tl.load(dloss_ptr) / tl.maximum(tl.load(count_ptr), 1.0)  # where no row counts, dx is 0 and not 0 / 0
+    scale = tl.load(dloss_ptr) / tl.maximum(tl.load(count_ptr), 1.0)  # if no row counts, dx is 0, not 0 · inf
     store(dx_ptr + offsets, (softmax - onehot) * scale, mask)
 
 

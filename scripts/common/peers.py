@@ -88,7 +88,7 @@ class LigerLoss(torch.autograd.Function):
         from liger_kernel.ops.fused_linear_cross_entropy import fused_linear_cross_entropy_forward
 
         how = {"accum_dtype": torch.float32}
-        if chunk:  # Liger takes as many chunks as a chunk's logits are larger than x, divided by this number
+        if chunk:  # Liger computes in V / (chunk_mem_const · C) chunks
             rows, C = x.shape
             chunks = -(-rows // chunk)
             how["chunk_mem_const"] = -(-w.shape[0] // (chunks * C))

@@ -141,10 +141,6 @@ def ladder_table(recorded, preset):
     return "\n\n".join([*texts, *leads_table(measured), *(told_of(column, recorded) for column in measured)])
 
 
-def way_of(column):
-    return "with a graph" if column.content["graph"] else "eager"
-
-
 def leads_table(columns):
     """Return a table of the leads over the peers, with a column for each of these; nothing where none was measured."""
     ideas = {rung.name: rung.idea for rung in rungs.LADDER}  # a record keeps the words of its time
@@ -153,7 +149,7 @@ def leads_table(columns):
         found = [column.gain(name, peer) for column in columns]
         if any(found):
             lines.append([ideas[peer], *(str(gain or EMPTY) for gain in found)])
-    return [markdown_table(["version 3 over", *map(way_of, columns)], lines)] if lines else []
+    return [markdown_table(["version 3 over", *(column.way for column in columns)], lines)] if lines else []
 
 
 def span(numbers, word="round"):
@@ -173,7 +169,7 @@ def row_title(name):
 def told_of(column, recorded):
     """Return what stands below a ladder about a column: its noise, and where it was measured."""
     rounds = [len(times) for name in column.rungs for times in column.medians(name) if times]
-    lines = [f"**{way_of(column).capitalize()}.**"]
+    lines = [f"**{column.way.capitalize()}.**"]
     if pair := column.pair():
         lines.append(f"{noise_line(row_title(column.content['again']), furthest(ratios(*pair)))}.")
         name, percent = column.noisiest()
@@ -231,25 +227,21 @@ def peers_table(recorded):
                 ways[name] = rung
                 newest.setdefault(sizes, {})[name] = column
     order = [*rungs.by_name([*rungs.PEERS, rungs.SLOW_PEER]), *ways]
-    newest = dict(sorted(newest.items(), key=lambda way: (way[0][1] != "", ["small", "medium"].index(way[0][0]))))
+    newest = dict(
+        sorted(newest.items(), key=lambda way: (way[0][1] != "", ["tiny", "small", "medium"].index(way[0][0])))
+    )
     last = next(preset for preset, options in reversed(newest) if not options)
     lines = []
     words = {tuple(rung.options): rung.idea for rung in [*rungs.PEERS, rungs.SLOW_PEER]}  # a record keeps older ones
-    for name, rung in sorted(ways.items(), key=lambda way: order.index(way[0])):
-        steps = [peer_cell(name, rung, found) for found in newest.values()]
+    ideas = {name: words.get(tuple(rung.options), rung.idea) for name, rung in ways.items()}
+    for name in sorted(ways, key=order.index):
+        steps = [peer_cell(name, ways[name], found) for found in newest.values()]
         told = newest[last, ""][name].told[name] if name in newest[last, ""] else {}
-        lines.append(
-            [
-                words.get(tuple(rung.options), rung.idea),
-                *steps,
-                known(told.get("peak_mib"), ",.0f"),
-                known(told.get("warm_s"), ".0f"),
-            ]
-        )
+        lines.append([ideas[name], *steps, known(told.get("peak_mib"), ",.0f"), known(told.get("warm_s"), ".0f")])
     header = ["variant"]
     header += [f"{preset}, {rungs.LONG_SHOWN}, ms" if options else f"{preset}, ms" for preset, options in newest]
     measured = dict.fromkeys(column for found in newest.values() for column in found.values())
-    reasons = [f"{column.title}: {ways[name].idea}: {told['reason']}" for column in measured
+    reasons = [f"{column.title}: {ideas[name]}: {told['reason']}" for column in measured
                for name, told in column.told.items() if told["reason"]]  # fmt: skip
     texts = [markdown_table([*header, f"{last}, peak MiB", f"{last}, ready after, s"], lines), *reasons]
     return "\n\n".join([*texts, *dict.fromkeys(origin(column.content["record"], recorded) for column in measured)])

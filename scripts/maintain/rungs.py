@@ -253,11 +253,11 @@ LONG_SHOWN = "T = 4,096"
 VOCABULARY_OPTION = "--vocab-size"
 VOCABULARIES = (1000, 32000, 128256)
 LARGE_CHUNKS = ["--liger-loss", "--liger-chunk", "2048"]  # as many rows as version 3's chunks
-STRONGEST = ("hf liger", "stack", "stack liger")
+CHUNKS_OVER = ("hf liger", "stack", "stack liger")  # what version 3 in chunks is compared with
 VOCABULARY = [
     Rung("v2", "V2, compiled", 2, [*AMP, *COMPILED], noisiest="graph"),
     Rung("v3 whole", "V3, whole logits", 3, [*AMP, "--disable-fused-loss"]),
-    Rung("v3", "V3, in chunks", 3, [*AMP, "--enable-fused-loss"], "v3 whole", peers=STRONGEST),
+    Rung("v3", "V3, in chunks", 3, [*AMP, "--enable-fused-loss"], "v3 whole", peers=CHUNKS_OVER),
     Rung("v4", "V4", 4, AMP),
     Rung("hf", "Hugging Face", "peer", [*AMP, *COMPILED]),
     Rung("hf liger", "Hugging Face with Liger's fused loss", "peer", [*AMP, *COMPILED, "--liger-loss"], "hf"),
@@ -312,9 +312,12 @@ class Column:
         self.told = {rung["name"]: rung for rung in content["rungs"]}  # status, reason, memory, loss, ...
 
     @property
+    def way(self):
+        return "with a graph" if self.content["graph"] else "eager"
+
+    @property
     def title(self):
-        way = "with a graph" if self.content["graph"] else "eager"
-        return f"{self.content['preset']}, {way} {self.content['options']}".rstrip()
+        return f"{self.content['preset']}, {self.way} {self.content['options']}".rstrip()
 
     def medians(self, *names):
         """Return a list for each name: its median step of every round that measured all of them."""
