@@ -23,10 +23,10 @@ FP8 = next(rung for rung in rungs.LADDER if rung.base == VERSION_3.name)
 PACKED = next(rung for rung in rungs.LADDER if rung.shown == "packed GEMMs")
 
 
-def test_version_3_is_faster_than_its_peers_in_a_graph_and_slower_eagerly():
-    assert len(GRAPH.over_peers()) == 4 and EAGER.over_peers()
-    assert all(GRAPH.step_ms(ours) < GRAPH.step_ms(theirs) for ours, theirs in GRAPH.over_peers())
-    assert all(EAGER.step_ms(ours) > EAGER.step_ms(theirs) for ours, theirs in EAGER.over_peers())
+def test_version_3_is_faster_than_its_peers_in_a_graph_and_not_eagerly():
+    assert len(GRAPH.over_peers()) == len(EAGER.over_peers()) == 4
+    assert all(GRAPH.gain(*pair).low > 1 for pair in GRAPH.over_peers())
+    assert not any(EAGER.gain(*pair).shown and EAGER.gain(*pair).low > 1 for pair in EAGER.over_peers())
 
 
 def test_the_largest_gains_are_bfloat16_the_roads_and_attention_without_scores():
@@ -35,14 +35,14 @@ def test_the_largest_gains_are_bfloat16_the_roads_and_attention_without_scores()
     assert {*sorted(gains, key=gains.get)[-len(named) :]} == {rung.name for rung in named}
 
 
-def test_most_eager_rows_of_medium_wait_for_the_host_version_3_most():
+def test_eager_rows_of_medium_wait_for_the_host_version_3_most():
     waits = {
         name: EAGER.step_ms(name) / GRAPH.step_ms(name)
         for name, told in GRAPH.told.items()
         if told["version"] != "peer" and name in EAGER.rungs
     }
-    assert sum(wait > 1.15 for wait in waits.values()) > len(waits) / 2
-    assert {*sorted(waits, key=waits.get)[-2:]} == {VERSION_3.name, FP8.name}
+    most = sorted(waits, key=waits.get)[-2:]
+    assert {*most} == {VERSION_3.name, FP8.name} and all(waits[name] > 1.15 for name in most)
 
 
 @pytest.mark.parametrize("record", [RECORD, OTHER], ids=["newest", "H200"])
@@ -108,16 +108,10 @@ def test_the_slowest_compiler_is_no_faster_than_the_default_of_the_same_measurem
     assert slow > default
 
 
-def test_versions_3_and_4_run_seven_times_as_fast_in_a_graph_on_two_hosts():
-    suite = RECORD.suite("graph")
-    steps = {(row["model"], row["captured"]): row["step_ms"] for row in suite["rows"] if row["preset"] == "small"}
-    gains = [steps[model, False] / steps[model, True] for model in ("v3", "v4")]
-    graph, eager = (LADDERS["small", way] for way in (True, False))
-    hosts = [found["record"]["host"] for found in (graph.content, eager.content, suite)]
-    assert hosts[0] == hosts[1] != hosts[2]
-    roads = [rung.name for rung in rungs.LADDER if rung.road and rung.version in (3, 4)]
-    gains += [eager.step_ms(name) / graph.step_ms(name) for name in roads]
-    assert 7 < min(gains) < 8
+def test_versions_3_and_4_run_more_than_seven_times_as_fast_in_a_graph():
+    rows = RECORD.suite("graph")["rows"]
+    steps = {(row["model"], row["captured"]): row["step_ms"] for row in rows if row["preset"] == "small"}
+    assert 7 < min(steps[model, False] / steps[model, True] for model in ("v3", "v4")) < 8
 
 
 def test_kernels_cost_more_than_four_times_as_many_lines_as_libraries():
