@@ -576,6 +576,30 @@ def test_counters_without_a_value_are_said_and_details_are_read(tmp_path, capsys
 # ---------------------------------------------------------------- 9: times since 1970
 
 
+def test_a_trace_of_pytorch_1_8_has_steps_shapes_and_memory(write, capsys):
+    """Its profiler called steps operators, wrote "Input dims", and left the allocator's total out."""
+    shapes = {"Input dims": [[64, 64], [64, 64]], "Input type": ["float", "float"]}
+    events = [host("Operator", f"ProfilerStep#{i}", 1e3 * i, 1e3) for i in range(2)]
+    events.append(host("Operator", "aten::mm", 100, 50, **{"External id": "7"}, **shapes))
+    events.append(kernel("sgemm", 300, 20, **{"External id": "7"}) | {"cat": "Kernel"})
+    events.append({"ph": "i", "name": "[memory]", "ts": 5, "args": {"Device Type": 0, "Bytes": 64}})
+    path = write(events)
+    assert idle_of(path, capsys)["steps"] == 2
+    (row,) = result_of(gemm_operations.main, ["--trace-file", path], capsys)["gemms"]
+    assert (row["m"], row["k"], row["n"]) == (64, 64, 64)
+
+
+def test_a_number_of_another_operator_links_nothing(write, capsys):
+    """PyTorch 1.13 could give a kernel its launch's number, which an operator elsewhere has too."""
+    events = [matmul(7, [[64, 64], [64, 64]]), launched(7, 200), kernel(GEMM, 300, 20, correlation=7)]
+    events[-1]["args"]["External id"] = 7
+    (operation,) = read_profile(write(events)).operations
+    assert operation.name == GEMM
+    events[0]["dur"] = 250
+    (operation,) = read_profile(write(events)).operations
+    assert operation.name == "aten::mm"
+
+
 def test_microseconds_since_1970_lose_nothing(write):
     """Times are multiples of a quarter of a microsecond there; scaled first they would be multiples of 256 ns."""
     first = 1_690_000_000_000_000.25
