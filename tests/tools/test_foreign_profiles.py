@@ -600,6 +600,42 @@ def test_a_number_of_another_operator_links_nothing(write, capsys):
     assert operation.name == "aten::mm"
 
 
+NSYS = {  # what nsys stats --format csv writes, after lines about its progress
+    "cuda_gpu_kern_sum": (
+        'Processing [x.sqlite] with [x.py]...\n\n"Time (%)","Total Time (ns)","Instances","Avg (ns)","Med (ns)",'
+        '"Min (ns)","Max (ns)","StdDev (ns)","Name"\n99.0,600,3,200.0,200.0,100,300,1.0,"k"\n',
+        None,
+    ),
+    "cuda_gpu_trace": (
+        "Start (ns),Duration (ns),CorrId,GrdX,Device,Ctx,Strm,Name\n1000,100,1,1,H100 (0),1,7,k\n"
+        "1100,200,2,1,H100 (0),1,7,k\n1400,300,3,1,H100 (0),1,7,k\n4000,9,4,,H100 (0),1,7,[CUDA memcpy HtoD]\n",
+        100,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NSYS)
+def test_tables_of_nsys_stats_are_read(name, tmp_path, capsys):
+    content, idle_ns = NSYS[name]
+    path = tmp_path / f"{name}.csv"
+    path.write_text(content)
+    row = result_of(kernel_times.main, [path], capsys)["kernels"][0]
+    assert [row[key] for key in ("kernel", "calls", "total_us", "min_us", "max_us")] == ["k", 3, 0.6, 0.1, 0.3]
+    if idle_ns is None:
+        refused(launches.main, ["--trace-file", path], capsys, "only sums over the kernels' times")
+    else:
+        assert idle_of(path, capsys)["per_step"][0]["exposed_copies_ms"] == pytest.approx(9e-6)
+
+
+def test_a_run_that_read_counters_has_no_verdict(tmp_path, capsys):
+    """Its kernels run one by one; rocprof-compute's times are means over passes, which have decimals."""
+    path = tmp_path / "pmc_perf.csv"
+    path.write_text("Kernel_Name,SQ_WAVES,Start_Timestamp,End_Timestamp\nk,8.0,1000.54,2000.5\nk,8.0,9000,9999.5\n")
+    found = idle_of(path, capsys)
+    assert found["launch_bound"] is None and found["busy_us"] == pytest.approx(1.999)
+    refused(kernel_counters.main, [path], capsys, "rocprof-compute analyze")
+
+
 def test_microseconds_since_1970_lose_nothing(write):
     """Times are multiples of a quarter of a microsecond there; scaled first they would be multiples of 256 ns."""
     first = 1_690_000_000_000_000.25

@@ -528,6 +528,10 @@ def broken_files(folder):
         "cut.json": (cpu[:300], "cut off or damaged"),
         "other.json": (b'{"steps": []}', "not a profiler's trace"),
         "list.json": (b"[1]", "not a profiler's trace"),
+        "rocprof.json": (
+            b'{"traceEvents": [{}, {"ph": "X", "name": "k", "ts": "1", "dur": "2", "args": {"BeginNs": "1000"}}]}',
+            "rocprof's old trace: give its results.csv",
+        ),
         "no_events.json": (b'{"traceEvents": []}', "lists no kernel"),
         "profile_v1.json": (b'{"trace": "trace_9.json", "steps_profiled": 2}', "trace_9.json cannot be read"),
         "cut.db": (sample("rocm-7.0/results.sql", folder).read_bytes()[:4000], "cut off or damaged"),
@@ -536,7 +540,12 @@ def broken_files(folder):
     for name, (content, words) in contents.items():
         (folder / name).write_bytes(content)
         yield folder / name, words
-    for table, words in (("CUPTI_ACTIVITY_KIND_GRAPH_TRACE", "--cuda-graph-trace=node"), ("rocpd_op", "neither rocpd")):
+    for table, words in (
+        ("CUPTI_ACTIVITY_KIND_GRAPH_TRACE", "--cuda-graph-trace=node"),
+        ("TARGET_INFO_GPU", "an export of Nsight Systems without kernels: record it with nsys profile --trace=cuda"),
+        ("OPS", "rocprof's old database: give its results.csv"),
+        ("rocpd_op", "neither rocpd"),
+    ):
         connection = sqlite3.connect(folder / f"{table}.sqlite")
         connection.execute(f"CREATE TABLE {table} (start INT, end INT)")
         connection.close()
