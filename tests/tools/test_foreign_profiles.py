@@ -691,6 +691,11 @@ WHY = {
     ),
     "loader": (pair(390), idle.LATE, "nothing that was recorded"),
     "begun": (pair(150), idle.LATE, "nothing that was recorded"),
+    "module": (  # its first launch loads the kernel
+        [event | {"dur": 385} if event["ts"] == 5 else event for event in pair(5)],
+        idle.LATE,
+        "the call that launches (97 %)",
+    ),
     "stream": (pair(5, second=("gemm", 2)), idle.STREAM, "it had launched already"),
     "event": (
         pair(5, between=[host("cuda_runtime", "cudaStreamWaitEvent", 3, 1)]),
@@ -923,6 +928,9 @@ def test_page_and_screen_show_time_reasons_gaps_and_matmuls(name, write, capsys,
 
 
 def test_without_shapes_there_is_no_table(write, capsys):
+    slow = [matmul(1, [[8, 8], [8, 8]]), kernel(GEMM, 99, 50, **{"External id": 1})]  # 20 MFLOP/s are no 0.0
+    assert gemm_operations.main(["--trace-file", str(write(slow))]) == 0
+    assert "0.0000205 to 0.0000205" in capsys.readouterr().out
     path = write([kernel(GEMM, 0, 9)])
     refused(gemm_operations.main, ["--trace-file", path], capsys, "no matmul has recorded shapes")
     refused(gemm_operations.main, [], capsys, "give --model-config YAML")
