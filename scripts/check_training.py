@@ -1907,7 +1907,7 @@ class Gpu:
 
 HOPPER = {"float8": 1978.9, "bfloat16": 989.4, "tf32": 494.7, "float32": 66.9}
 HOPPER_NVL = {"float8": 1670.5, "bfloat16": 835.5, "tf32": 417.5, "float32": 60.0}
-AMPERE = {"int8": 624.0, "bfloat16": 311.9, "tf32": 156.0, "float32": 19.5}
+AMPERE = {"int8": 624.0, "bfloat16": 312.0, "tf32": 156.0, "float32": 19.5}
 MI300X = {"float8": 2614.9, "bfloat16": 1307.4, "tf32": 653.7, "float32": 163.4}
 MI250 = {"int8": 181.0, "bfloat16": 181.0, "float32": 45.3}
 
