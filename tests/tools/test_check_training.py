@@ -784,6 +784,36 @@ for step in range(9):
 """
 
 
+NEVER_CLEARED = """
+import torch
+torch.manual_seed(0)
+encoder = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Tanh(), torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
+decoder = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Tanh(), torch.nn.Linear(4, 4), torch.nn.Linear(4, 1))
+for layer in ZEROS:
+    torch.nn.init.zeros_(layer.weight)
+optimizer = torch.optim.AdamW([*encoder.parameters(), *decoder.parameters()], lr=1e-2)
+for step in range(9):
+    x = torch.randn(5, 4)
+    (decoder(encoder(x)) - x.sum(1, keepdim=True)).square().mean().backward()
+    optimizer.step()
+    CLEAR
+"""
+
+
+@pytest.mark.parametrize(
+    ("zeros", "clear", "count"),
+    [
+        ("[]", "decoder.zero_grad()", "6 of 12"),  # one optimizer, two models
+        ("[decoder[2], decoder[3]]", "pass", "12 of 12"),  # most have no gradient in the first steps
+        ("[decoder[2], decoder[3]]", "optimizer.zero_grad()", None),
+    ],
+)
+def test_gradients_that_are_never_cleared(check, write, zeros, clear, count):
+    status, _, printed = check(write(NEVER_CLEARED.replace("ZEROS", zeros).replace("CLEAR", clear)))
+    assert status == (count is not None), printed
+    assert (f"zero_grad() is missing: {count} tensors" in printed) == (count is not None), printed
+
+
 @pytest.mark.parametrize("kept", [None, "head.weight"])
 def test_a_gradient_may_stay_the_same_or_be_kept_in_one_parameter_of_many(check, write, kept):
     """In nearly all of them it is a fault."""
@@ -817,6 +847,18 @@ def test_two_differences_may_agree_by_chance(monkeypatch):
     along = torch.randn(10, generator=torch.Generator().manual_seed(3)).to(param)  # the direction of the differences
     assert slopes.error(param, 1e-9 * along) is None
     assert slopes.error(param, along) > check_training.SLOPE_ERROR
+
+
+def test_kinks_bend_all_but_the_shortest_difference():
+    """A deep network of ReLUs has so many kinks that long differences agree with each other, but not with the slope."""
+    param = torch.ones(10, dtype=torch.float64)
+    along = torch.randn(10, generator=torch.Generator().manual_seed(3)).to(param)
+    slopes = object.__new__(check_training.Slopes)
+    slopes.rounding = 1e-6
+    slopes.difference = lambda param, direction, length: float(along @ along) * (1.35 if length > 0.001 else 1.1)
+    assert slopes.error(param, along) is None
+    slopes.rounding = 1.0  # hides what the shortest difference would show
+    assert slopes.error(param, 100 * along) > check_training.SLOPE_ERROR
 
 
 @pytest.mark.slow
