@@ -233,6 +233,11 @@ class Record:
         return not self.trained and any(bool(largest != 0) for largest in last.values())
 
     @property
+    def overflows(self):
+        """Say whether all gradients that backward computed for it had NaN or infinity."""
+        return bool(self.arrivals) and not any(bool(arrival.largest < float("inf")) for arrival in self.arrivals)
+
+    @property
     def kept(self):
         """Return in how many steps every new gradient was added to an old one, and in how many it could have been."""
         first = min((arrival.step for arrival in self.arrivals if bool(arrival.largest != 0)), default=LOOK)
@@ -1437,6 +1442,7 @@ NEXT = {  # kind of a finding: what to do
     "never_cleared": "call optimizer.zero_grad() once per step",
     "overwritten": "call zero_grad() once per step, not once per backward",
     "not_finite": "torch.autograd.set_detect_anomaly(True) names the operation",
+    "skipped": "torch.autograd.set_detect_anomaly(True) names the operation; watch more steps if the scale is too large",
     "changed_alone": "look for weight decay or momentum on parameters that the loss does not use",
     "unchanged": "look at the learning rate, its schedule, and the scale of the loss",
     "put_back": "after the optimizer's step, look for load_state_dict, copy_ or an assignment to .data",
@@ -1501,7 +1507,7 @@ def gradient_findings(facts):
     models = {root.model: None for root in facts.watch.models.roots.values()}  # one optimizer may hold several
     owners = [*facts.watch.optimizers.known, *models]
     kept = list(dict.fromkeys(record for owner in owners for record in never_cleared(moving, owner)))
-    found = not_finite(facts)
+    found = not_finite(facts) + skipped_steps(facts)
     empty = sum(not step.gradients for step in facts.watch.steps)
     if moving and empty > 1:
         text = f"{empty} of {len(facts.watch.steps)} steps have no gradient at all"
@@ -1546,6 +1552,19 @@ def not_finite(facts):
     order = sorted((record for record in bad if record.owners), key=lambda record: forward.last_use(record))
     details = [f"in backward it begins at {order[-1].name}"] if order else []
     return findings_on(facts, "not_finite", f"NaN or infinity in the gradient, first in step {step}", bad, *details)
+
+
+def skipped_steps(facts):
+    """Return the findings on optimizers of which a gradient scaler skipped every step."""
+    found = []
+    for optimizer in facts.watch.optimizers.known if facts.watch.optimizers.skipped else ():
+        held = records_in(facts.watch.records.values(), optimizer)
+        mine = [record for record in held if record.trainable]
+        if mine and not any(record.seen for record in mine):
+            text = f"the gradient scaler skipped every step of {type(optimizer).__name__}"
+            text += ", because of NaN or infinity in gradients"
+            found += findings_on(facts, "skipped", text, [record for record in mine if record.overflows] or mine)
+    return found
 
 
 def first_bad_step(record):
@@ -2540,6 +2559,9 @@ def main(argv=None):
             failure += "'s main thread, and what other threads do is not watched"
         elif watch.hidden.has_compiled():
             failure += " outside compiled code"
+        elif bad := [record for record in watch.records.values() if record.overflows]:
+            failure += f": NaN or infinity in all gradients of {short(bad)}, and a gradient scaler skips such steps"
+            failure += f"; {NEXT['not_finite']}"
     rank = os.environ.get("RANK", "0")
     if not watch.steps or (failure and rank != "0"):
         say(f"check_training: {failure}", file=sys.stderr)

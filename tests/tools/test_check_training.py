@@ -226,6 +226,23 @@ def test_a_step_that_the_gradient_scaler_skips_is_no_fault(check, write):
     assert report["rows"]["optimizer"].endswith("; the gradient scaler skipped 1 steps")
 
 
+@pytest.mark.parametrize(
+    ("fused", "expected", "words"),
+    [
+        (
+            "True",
+            1,
+            "the gradient scaler skipped every step of AdamW, because of NaN or infinity in gradients: 1 tensors",
+        ),
+        ("False", 2, "NaN or infinity in all gradients of weight, and a gradient scaler skips such steps"),
+    ],
+)
+def test_a_gradient_scaler_that_skips_every_step_is_told(check, write, fused, expected, words):
+    script = OVERFLOW.replace("fused=True", f"fused={fused}").replace("backoff_factor=2.0**-117", "backoff_factor=0.9")
+    status, _, printed = check(write(script))
+    assert status == expected and words in printed, printed
+
+
 # ---------------------------------------------------------------- what scripts elsewhere do
 HEAD = """
 import os, sys, threading
