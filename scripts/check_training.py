@@ -1442,7 +1442,7 @@ NEXT = {  # kind of a finding: what to do
     "never_cleared": "call optimizer.zero_grad() once per step",
     "overwritten": "call zero_grad() once per step, not once per backward",
     "not_finite": "torch.autograd.set_detect_anomaly(True) names the operation",
-    "skipped": "torch.autograd.set_detect_anomaly(True) names the operation; watch more steps if the scale is too large",
+    "skipped": "set_detect_anomaly(True) names the operation; if only the scale is too large, watch more (--steps)",
     "changed_alone": "look for weight decay or momentum on parameters that the loss does not use",
     "unchanged": "look at the learning rate, its schedule, and the scale of the loss",
     "put_back": "after the optimizer's step, look for load_state_dict, copy_ or an assignment to .data",
