@@ -329,7 +329,7 @@ FACTS = {  # r: the record
         "loss": lambda r, preset, way, name: column_of(r, preset, way, name).told[name]["loss"],
         "losses": losses,
         "noise": lambda r, preset, way: math.expm1(furthest(ratios(*needed(column_of(r, preset, way).pair())))),
-        "balance": lambda r: 1000 * ceiling(r, "bfloat16") / ceiling(r),
+        "balance": lambda r: round(ceiling(r, "bfloat16")) / rounded_copy(r),
         "three_matmuls_over_one": lambda r: 3 * ceiling(r, "float32") / ceiling(r, "tf32"),
         "fewer_kernels": lambda r, part, before, after: switched(r, part, "kernels", before, after),
         "time_saved": lambda r, switch: 1 - 1 / switches(r)[switch].ratio,

@@ -174,7 +174,7 @@ def told_of(column, recorded):
         lines.append(f"{noise_line(row_title(column.content['again']), furthest(ratios(*pair)))}.")
         name, percent = column.noisiest()
         lines.append(f"{noisiest_line(row_title(name), percent)}.")
-    lines.append(f"We measured {span(rounds)}, and started each process {counted(column.starts(), 'time')}.")
+    lines.append(f"We measured {span(rounds)} over {counted(column.starts(), 'start')}.")
     if len(column.rounds) > column.turns():  # a rung that others are compared with is in each of their groups
         pairs = [*column.over_peers(), *column.over_bases()]
         gains = [gain for name, base in pairs if (gain := column.gain(name, base))]

@@ -390,8 +390,9 @@ def draw_rates(axes, found):
     ax.text(0.07, 5 * slope, f"copy {found['copy']:,.0f} GB/s")
     for i, (name, x, ours, theirs) in enumerate(found["points"]):
         ax.plot([x, x], [ours, theirs], color=f"C{i}", lw=1)
-        ax.scatter(x, ours, color=f"C{i}", zorder=3, label=name)
-        ax.scatter(x, theirs, color="white", edgecolors=f"C{i}", zorder=3)
+        # Smaller and on top: both points are seen if they're equal.
+        ax.scatter(x, ours, s=25, color=f"C{i}", zorder=4, label=name)
+        ax.scatter(x, theirs, s=60, color="white", edgecolors=f"C{i}", zorder=3)
     log_axis(ax, "x", [0.1, 1, 10, 100, 1000])
     log_axis(ax, "y", [0.1, 1, 10, 100, 1000])
     ax.set(xlim=(0.05, 5000), ylim=(0.05, 2000), xlabel="FLOP per byte", ylabel="TFLOP/s")

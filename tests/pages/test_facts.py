@@ -26,7 +26,9 @@ PACKED = next(rung for rung in rungs.LADDER if rung.shown == "packed GEMMs")
 def test_version_3_is_faster_than_its_peers_in_a_graph_and_not_eagerly():
     assert len(GRAPH.over_peers()) == len(EAGER.over_peers()) == 4
     assert all(GRAPH.gain(*pair).low > 1 for pair in GRAPH.over_peers())
-    assert not any(EAGER.gain(*pair).shown and EAGER.gain(*pair).low > 1 for pair in EAGER.over_peers())
+    for column in (EAGER, LADDERS["small", False]):
+        gains = [column.gain(*pair) for pair in column.over_peers()]
+        assert [gain.high < 1 for gain in gains if gain.shown] == [True] * 3
 
 
 def test_the_largest_gains_are_bfloat16_the_roads_and_attention_without_scores():
@@ -36,13 +38,10 @@ def test_the_largest_gains_are_bfloat16_the_roads_and_attention_without_scores()
 
 
 def test_eager_rows_of_medium_wait_for_the_host_version_3_most():
-    waits = {
-        name: EAGER.step_ms(name) / GRAPH.step_ms(name)
-        for name, told in GRAPH.told.items()
-        if told["version"] != "peer" and name in EAGER.rungs
-    }
-    most = sorted(waits, key=waits.get)[-2:]
-    assert {*most} == {VERSION_3.name, FP8.name} and all(waits[name] > 1.15 for name in most)
+    rows = [row for row in RECORD.suite("graph")["rows"] if row["preset"] == "medium"]
+    steps = {(row["model"], row["captured"]): row["step_ms"] for row in rows}
+    waits = {model: steps[model, False] / steps[model, True] for model, _ in steps}
+    assert max(waits, key=waits.get) == "v3" and sorted(waits.values())[-2] > 1.05
 
 
 @pytest.mark.parametrize("record", [RECORD, OTHER], ids=["newest", "H200"])

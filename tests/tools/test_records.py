@@ -319,7 +319,7 @@ def test_the_ladder_by_hand(recorded):
         "| a library's model | 2.40x (1.88 to 3.00) | ... |",
         "row flag differs by up to 3.0 % ",
         "row written, deviates by up to 28.0 % ",
-        "6 rounds, and started each process 3 times. Measured on Toy GPU, driver 580.1",
+        "6 rounds over 3 starts. Measured on Toy GPU, driver 580.1",
     ):
         assert line in text, text
     assert "9.000" not in text
@@ -369,7 +369,7 @@ def test_the_ladder_says_that_memory_made_groups(recorded):
     column = measured("medium", True, "2026-01-02T00:00:00+00:00", {"flag": [2.0] * 6, "written": [1.0] * 6})
     column.rounds.append({"start": 0, "turn": 0, "steps_ms": {"flag": [2.0] * 3}})  # once more, in the second group
     told = ladder.told_of(column, Record(recorded))
-    assert "6 to 7 rounds, and started each process 3 times" in told and "a gain uses the 6 rounds" in told
+    assert "6 to 7 rounds over 3 starts" in told and "a gain uses the 6 rounds" in told
 
 
 def test_other_gpus_stand_beside_this_one(recorded):
