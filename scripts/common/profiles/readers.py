@@ -7,6 +7,7 @@ import functools
 import gc
 import gzip
 import io
+import itertools
 import json
 import math
 import pathlib
@@ -331,7 +332,7 @@ def read_json(path, content, linked, gpu):
     if isinstance(content, list) and content and all(isinstance(one, dict) and "ph" in one for one in content):
         content = {"traceEvents": content}  # the short form of a Chrome trace
     if isinstance(content, dict) and "traceEvents" in content:
-        if any("BeginNs" in (event.get("args") or {}) for event in content["traceEvents"][:100]):
+        if any("BeginNs" in (event.get("args") or {}) for event in itertools.islice(content["traceEvents"], 100)):
             raise Failure(2, "is rocprof's old trace: give its results.csv")
         return read_trace(path, content, gpu)
     if "rocprofiler-sdk-tool" in content:
