@@ -92,9 +92,9 @@ def show_list():
         for number in kernels(session):
             folder, state = folders[number], progress.get(number, {})
             started = is_started((folder / "exercise.py").read_text(encoding="utf-8", errors="replace"))
-            word = "passed" if state.get("passed") else "started" if started else ""
-            word += ", solution seen" if state.get("given_up") else ""
-            print(f"{number}  {title(folder):50s} {word}".rstrip())
+            words = ["passed"] if state.get("passed") else ["started"] if started else []
+            words += ["solution seen"] if state.get("given_up") else []
+            print(f"{number}  {title(folder):50s} {', '.join(words)}".rstrip())
     print("New to Triton? Start with exercises/PRIMER.md. Then read an exercise's README.md and run: check.py NN")
     return 0
 

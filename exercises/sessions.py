@@ -99,58 +99,6 @@ SESSIONS = {
 }
 
 
-# Shorter workshops, from the same pages: {name: [(label, page, minutes), ...]}.
-STAGES = f"{V3}/exercises/performance_debugging"
-GUIDE = f"{STAGES}/WORKSHOP_GUIDE.md"
-SHORT_WORKSHOPS = {
-    "one day": [
-        ("introduction", "exercises/slides/session1.md", 10),
-        ("what a GPU is", "exercises/GPU.md", 15),
-        ("version 1", f"{V1}/README.md", 25),
-        ("exercise 1", f"{V1}/exercises/exercise_1_baseline_analysis.md", 35),
-        ("break", None, 15),
-        ("version 2", f"{V2}/README.md", 20),
-        ("exercise 4", f"{V2}/exercises/exercise_4_ablation.md", 15),
-        ("primer", "exercises/PRIMER.md", 20),
-        ("kernel 01", "exercises/01_row_sum/README.md", 15),
-        ("kernel 02", "exercises/02_rmsnorm_forward/README.md", 20),
-        ("lunch", None, 60),
-        ("kernel 04", "exercises/04_swiglu_backward/README.md", 15),
-        ("kernel 20", "exercises/20_kernel_to_layer/README.md", 30),
-        ("kernel 06", "exercises/06_rmsnorm_backward/README.md", 25),
-        ("break", None, 15),
-        ("stage 1", GUIDE, 25),
-        ("stage 3", GUIDE, 15),
-        ("stage 6", GUIDE, 35),
-        ("break", None, 10),
-        ("version 4", f"{V4}/README.md", 15),
-        ("kernel 15, as a demonstration", "exercises/15_graph_capture/README.md", 25),
-        ("discussion", "exercises/QUESTIONS.md", 20),
-    ],
-    "half a day": [
-        ("introduction", "exercises/slides/session1.md", 10),
-        ("what a GPU is", "exercises/GPU.md", 15),
-        ("version 1 and its exercise 1", f"{V1}/README.md", 35),
-        ("primer", "exercises/PRIMER.md", 15),
-        ("kernel 01", "exercises/01_row_sum/README.md", 15),
-        ("kernel 02", "exercises/02_rmsnorm_forward/README.md", 20),
-        ("kernel 20", "exercises/20_kernel_to_layer/README.md", 30),
-        ("break", None, 15),
-        ("stage 3", GUIDE, 10),
-        ("stage 6", GUIDE, 25),
-        ("kernel 16", "exercises/16_find_the_phantom/README.md", 15),
-        ("discussion", "exercises/QUESTIONS.md", 15),
-    ],
-    "one hour": [
-        ("introduction", "exercises/slides/session5.md", 5),
-        ("the phantom", f"{STAGES}/PHANTOM.md", 10),
-        ("check_training", "scripts/YOUR_OWN_SCRIPT.md", 20),
-        ("kernel 16", "exercises/16_find_the_phantom/README.md", 20),
-        ("discussion", "exercises/QUESTIONS.md", 5),
-    ],
-}
-
-
 def steps():
     """Return the pages of all sessions in working order."""
     return [page for _, _, work in SESSIONS.values() for _, page, _ in work]
@@ -173,7 +121,7 @@ def kernels(number):
 
 def linked(label, target, page):
     """Return the label as a link that leads from one page to another."""
-    return f"[{label}]({os.path.relpath(target, os.path.dirname(page))})" if target else label
+    return f"[{label}]({os.path.relpath(target, os.path.dirname(page))})"
 
 
 def table_row(number):
@@ -187,14 +135,3 @@ def work_rows(number):
     """Return the rows of a session's steps on its slide "Your turn"."""
     slides = f"exercises/slides/session{number}.md"
     return [f"| {linked(label, page, slides)} | {minutes} |" for label, page, minutes in SESSIONS[number][2]]
-
-
-def clock_rows(name, start=9 * 60):
-    """Return the rows of a short workshop's clock on the instructor's page; start: minutes after midnight."""
-    rows = []
-    for label, page, minutes in [*SHORT_WORKSHOPS[name], ("end", None, "")]:
-        rows.append(
-            f"| {start // 60:02}:{start % 60:02} | {linked(label, page, 'exercises/INSTRUCTOR.md')} | {minutes} |"
-        )
-        start += minutes or 0
-    return rows

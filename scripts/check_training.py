@@ -233,12 +233,19 @@ class Record:
         return not self.trained and any(bool(largest != 0) for largest in last.values())
 
     @property
-    def never_cleared(self):
-        """Say whether in two steps every new gradient was added to an old one."""
+    def overflows(self):
+        """Say whether all gradients that backward computed for it had NaN or infinity."""
+        return bool(self.arrivals) and not any(bool(arrival.largest < float("inf")) for arrival in self.arrivals)
+
+    @property
+    def kept(self):
+        """Return in how many steps every new gradient was added to an old one, and in how many it could have been."""
+        first = min((arrival.step for arrival in self.arrivals if bool(arrival.largest != 0)), default=LOOK)
         added = collections.defaultdict(list)
         for arrival in self.arrivals:
-            added[arrival.step].append(bool(arrival.added))
-        return sum(all(every) for step, every in added.items() if step > 0) >= 2
+            if arrival.step > first:
+                added[arrival.step].append(bool(arrival.added))
+        return sum(map(all, added.values())), len(added)
 
     @property
     def put_back(self):
@@ -1423,7 +1430,7 @@ NEXT = {  # kind of a finding: what to do
     "not_reached": "use this output in the loss, or remove its module",
     "not_run": "call their module, or leave it out of the optimizer",
     "idle": "nothing, if this is a target or a reference; requires_grad_(False) says so",
-    "waiting": "watch more steps (--steps) if this optimizer steps later",
+    "waiting": "call its step(), or watch more steps (--steps) if it steps later",
     "updated_elsewhere": "nothing, if you update them by hand",
     "nothing_to_train": "look for requires_grad_(False) or requires_grad = False after the optimizer was built",
     "frozen_held": "nothing, if they should stay frozen; otherwise call requires_grad_(True)",
@@ -1435,6 +1442,7 @@ NEXT = {  # kind of a finding: what to do
     "never_cleared": "call optimizer.zero_grad() once per step",
     "overwritten": "call zero_grad() once per step, not once per backward",
     "not_finite": "torch.autograd.set_detect_anomaly(True) names the operation",
+    "skipped": "set_detect_anomaly(True) names the operation; if only the scale is too large, watch more (--steps)",
     "changed_alone": "look for weight decay or momentum on parameters that the loss does not use",
     "unchanged": "look at the learning rate, its schedule, and the scale of the loss",
     "put_back": "after the optimizer's step, look for load_state_dict, copy_ or an assignment to .data",
@@ -1496,8 +1504,10 @@ def gradient_findings(facts):
     """Return findings on gradients that are not finite, stay the same or add up."""
     moving = [record for record in facts.of("trained") if len(record.seen) > 2]
     repeated = [record for record in moving if record.changed and record.repeats]
-    kept = [record for optimizer in facts.watch.optimizers.known for record in never_cleared(moving, optimizer)]
-    found = not_finite(facts)
+    models = {root.model: None for root in facts.watch.models.roots.values()}  # one optimizer may hold several
+    owners = [*facts.watch.optimizers.known, *models]
+    kept = list(dict.fromkeys(record for owner in owners for record in never_cleared(moving, owner)))
+    found = not_finite(facts) + skipped_steps(facts)
     empty = sum(not step.gradients for step in facts.watch.steps)
     if moving and empty > 1:
         text = f"{empty} of {len(facts.watch.steps)} steps have no gradient at all"
@@ -1521,11 +1531,16 @@ def overwritten(facts):
     return lost if len(lost) > 0.9 * len(trained) and by_step and scaled_alike else []
 
 
-def never_cleared(records, optimizer):
-    """Return an optimizer's records that are never cleared if these are nearly all: one of many may be meant."""
-    mine = records_in(records, optimizer)
-    kept = [record for record in mine if record.never_cleared]
-    return kept if len(kept) > 0.9 * len(mine) else []
+def never_cleared(records, owner):
+    """Return those records of an optimizer or a model that are never cleared if these are nearly all.
+
+    One of many may be meant. Behind a projection that begins at zero, gradients come too late to show it twice.
+    """
+    mine = records_in(records, owner)
+    steps = {record: record.kept for record in mine}
+    kept = [record for record, (added, all_steps) in steps.items() if added >= 2 or added == all_steps > 0]
+    shown = any(added >= 2 for added, _ in steps.values())
+    return kept if shown and len(kept) > 0.9 * len(mine) else []
 
 
 def not_finite(facts):
@@ -1537,6 +1552,19 @@ def not_finite(facts):
     order = sorted((record for record in bad if record.owners), key=lambda record: forward.last_use(record))
     details = [f"in backward it begins at {order[-1].name}"] if order else []
     return findings_on(facts, "not_finite", f"NaN or infinity in the gradient, first in step {step}", bad, *details)
+
+
+def skipped_steps(facts):
+    """Return the findings on optimizers of which a gradient scaler skipped every step."""
+    found = []
+    for optimizer in facts.watch.optimizers.known if facts.watch.optimizers.skipped else ():
+        held = records_in(facts.watch.records.values(), optimizer)
+        mine = [record for record in held if record.trainable]
+        if mine and not any(record.seen for record in mine):
+            text = f"the gradient scaler skipped every step of {type(optimizer).__name__}"
+            text += ", because of NaN or infinity in gradients"
+            found += findings_on(facts, "skipped", text, [record for record in mine if record.overflows] or mine)
+    return found
 
 
 def first_bad_step(record):
@@ -1709,7 +1737,11 @@ class Slopes(Rerun):
         usual = float((gradient * where).norm() * size)  # of a slope in a random direction
         scale = max(abs(slope), abs(near), usual)
         error = abs(slope - near) / scale if scale else 0.0
-        lengths = (0.02,) if error <= SLOPE_ERROR else (0.02, 0.015, 0.005)  # two may agree by chance
+        lengths = [0.02]
+        if error > SLOPE_ERROR:
+            lengths += [0.015, 0.005]  # two may agree by chance
+            if SLOPE_NOISE * 0.001 * stretch * scale > 5 * self.rounding:
+                lengths.append(0.001)  # the kinks of many ReLUs may bend all longer ones alike
         for length in lengths:
             if not abs(near - self.difference(param, direction, length * stretch)) <= SLOPE_NOISE * scale:
                 return None
@@ -1907,7 +1939,7 @@ class Gpu:
 
 HOPPER = {"float8": 1978.9, "bfloat16": 989.4, "tf32": 494.7, "float32": 66.9}
 HOPPER_NVL = {"float8": 1670.5, "bfloat16": 835.5, "tf32": 417.5, "float32": 60.0}
-AMPERE = {"int8": 624.0, "bfloat16": 311.9, "tf32": 156.0, "float32": 19.5}
+AMPERE = {"int8": 624.0, "bfloat16": 312.0, "tf32": 156.0, "float32": 19.5}
 MI300X = {"float8": 2614.9, "bfloat16": 1307.4, "tf32": 653.7, "float32": 163.4}
 MI250 = {"int8": 181.0, "bfloat16": 181.0, "float32": 45.3}
 
@@ -2527,6 +2559,9 @@ def main(argv=None):
             failure += "'s main thread, and what other threads do is not watched"
         elif watch.hidden.has_compiled():
             failure += " outside compiled code"
+        elif bad := [record for record in watch.records.values() if record.overflows]:
+            failure += f": NaN or infinity in all gradients of {short(bad)}, and a gradient scaler skips such steps"
+            failure += f"; {NEXT['not_finite']}"
     rank = os.environ.get("RANK", "0")
     if not watch.steps or (failure and rank != "0"):
         say(f"check_training: {failure}", file=sys.stderr)

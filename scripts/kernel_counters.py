@@ -155,9 +155,11 @@ def as_text(rows, top, named):
         table.append([names[row["kernel"]], f"{row['launches']:,}", *values])
     lines += [f"  [{i}] {name} {units[name]}".rstrip() for i, name in enumerate(shown, 1)]
     lines.append(text_table(["kernel", "launches", *(f"[{i}]" for i, _ in enumerate(shown, 1))], table))
-    for name in shown:
-        if all(row["max"] == 0 for row in rows if row["counter"] == name):
-            lines.append(f"{name} is 0 in every launch: this GPU may not count it, or only at a stable power level")
+    of_amd = [name for name in shown if "__" not in name]
+    zero = [name for name in of_amd if all(row["max"] == 0 for row in rows if row["counter"] == name)]
+    if zero:
+        way_out = "a Radeon counts only at a stable power level: sudo amd-smi set -g 0 -l STABLE_STD"
+        lines.append(f"0 in every launch: {', '.join(zero)} ({way_out})")
     return "\n".join(lines)
 
 

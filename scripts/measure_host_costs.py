@@ -10,6 +10,7 @@ such a step. Without a GPU an operator's time includes its work, and Triton's in
 
 import functools
 import itertools
+import os
 import sys
 import time
 
@@ -115,6 +116,7 @@ def measure(options):
         remark = f"\n{LAUNCH}: not measured, because Triton's interpreter launches nothing"
     *most, last = calls
     us = {each: microseconds(calls[each], synchronize, options.repeats) for each in most}
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # else PyTorch prints what looks like an error
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
         us[last] = microseconds(calls[last], synchronize, options.repeats)
     rows = [[each, *(f"{found[part]:.2f}" for part in ("median", "p25", "p75"))] for each, found in us.items()]

@@ -24,7 +24,7 @@ import sys
 
 from common import counts
 from common.command_line import Parser, add_version_option, progress, result_folder, version_meant, with_first_batch
-from common.gpus import peak_tflops
+from common.gpus import emulates_tf32, peak_tflops
 from common.profiles import errors_of, read_object
 from common.roofline import ceilings_line, draw_roofline, measure_ceilings
 from common.runs import train
@@ -121,7 +121,7 @@ def count(version, config, table):
 def measure(version, config, arguments):
     """Return time, TFLOP/s and MFU of some steps; None for version 3 without a GPU for its kernels.
 
-    mfu is None on a device whose peak is not known.
+    mfu is None where the peak is not known. precision is that of the matmuls: float32 where --tf32 has no effect.
     """
     if version == 3 and config.device == "cpu":
         progress("not measured: without a GPU the kernels run in Triton's interpreter, whose times mean nothing")
@@ -130,9 +130,12 @@ def measure(version, config, arguments):
     metrics = train(SCRIPTS[version], arguments)
     summary = metrics["summary"]
     device = metrics["environment"]["device"]
-    peak = peak_tflops(device, summary["precision"])
+    precision = summary["precision"]
+    if summary["rounds_to_tf32"] is False and not emulates_tf32(device):
+        precision = "float32"
+    peak = peak_tflops(device, precision)
     rate = summary["tflops"]
-    rates = {"device": device, "precision": summary["precision"], "peak_tflops": peak, "tflops": rate}
+    rates = {"device": device, "precision": precision, "peak_tflops": peak, "tflops": rate}
     mfu = rate / peak / summary["world_size"] if peak else None
     return rates | {"step_ms": summary["step_ms"]["median"], "mfu": mfu}
 

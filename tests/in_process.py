@@ -119,6 +119,7 @@ def refused(main, arguments, capsys, words, status=2):
 def process_here(command, timeout=None, *, env=None, tell=None):
     """Stand in for common.runs.run_process; env is the one of this process."""
     assert env is None
+    command = [word for word in command if word != "-u"]
     done = run_here(command, capture_output=True, text=True, timeout=timeout)
     for line in done.stdout.splitlines(keepends=True):
         if tell:

@@ -23,7 +23,7 @@ class Gpu:
 
 HOPPER = {"float8": 1978.9, "bfloat16": 989.4, "tf32": 494.7, "float32": 66.9}
 HOPPER_NVL = {"float8": 1670.5, "bfloat16": 835.5, "tf32": 417.5, "float32": 60.0}
-AMPERE = {"int8": 624.0, "bfloat16": 311.9, "tf32": 156.0, "float32": 19.5}
+AMPERE = {"int8": 624.0, "bfloat16": 312.0, "tf32": 156.0, "float32": 19.5}
 MI300X = {"float8": 2614.9, "bfloat16": 1307.4, "tf32": 653.7, "float32": 163.4}
 MI250 = {"int8": 181.0, "bfloat16": 181.0, "float32": 45.3}
 
@@ -112,6 +112,12 @@ def gpu_named(device_name):
 
 
 # ---- end of the lines about GPUs
+
+
+def emulates_tf32(device_name):
+    """Return True for a board whose TF32 has no peak: emulated, it is faster than float32."""
+    gpu = GPUS.get(gpu_named(device_name))
+    return gpu is not None and 32 in gpu.faster
 
 
 def peak_tflops(device_name, precision):

@@ -234,8 +234,7 @@ def add_version_options(add):
     add("--fp8-recipe", choices=FP8_RECIPES, default="tensorwise", help="torchao's, used by --fp8 (%(default)s)")
 
 
-def complete_version_options(options, user_error):
-    """Check these options and import the packages; return parts: what the peer uses, in words."""
+def refuse_combinations(options, user_error):
     for option, given in {
         "--fp8": options.fp8,
         "--library liger": options.library == "liger",
@@ -262,6 +261,10 @@ def complete_version_options(options, user_error):
     backend = options.attention_backend
     if backend != "auto" and not load_version(4).can_run(backend, options):
         raise user_error(f"--attention-backend {backend} cannot run this model in {options.precision}: use auto")
+
+
+def import_packages(options, user_error):
+    """Import what the options need; return the packages' names and versions."""
     names = []
     packages = [*PACKAGES[options.library]]
     if options.liger_loss:
@@ -275,6 +278,14 @@ def complete_version_options(options, user_error):
         except ImportError as error:
             raise user_error(f"{name.replace('_', '-')} cannot be imported ({error}): install it") from None
         names.append(f"{name} {getattr(sys.modules[name], '__version__', '')}".strip())
+    return names
+
+
+def complete_version_options(options, user_error):
+    """Check these options and import the packages; return parts: what the peer uses, in words."""
+    refuse_combinations(options, user_error)
+    names = import_packages(options, user_error)
+    backend = options.attention_backend
     parts = [f"{' with '.join(names)}: causal SDPA" + (f" ({backend})" if backend != "auto" else "")]
     if options.packed:
         parts.append("packed projections")

@@ -12,7 +12,7 @@ from common.command_line import Failure, add_gpu, add_steps, finite, progress
 from common.gemm_probe import rounds_to_tf32
 from common.gemms import FACTORS
 from common.gemms import precision_of as precision_of_gemm
-from common.gpus import GPUS, gpu_named, peak_tflops
+from common.gpus import GPUS, emulates_tf32, gpu_named, peak_tflops
 from common.profiles import check_one_gpu, errors_of, precision_of_kernel, read_profile, steps_needed
 from common.tables import rounded
 
@@ -246,8 +246,8 @@ def ceilings_for(profile):
     if gpu is None:
         way = "take them from its data sheet, or measure them there, and give them with --peak TFLOPS,TB/S"
         return None, f"the ceilings of {profile.device or 'the GPU'} are not known here: {way}", []
-    if precision == "float64":
-        return None, f"the peak of {gpu} in float64 is not in our table: give it with --peak TFLOPS,TB/S", []
+    if precision == "float64" or (precision == "tf32" and emulates_tf32(gpu)):
+        return None, f"the peak of {gpu} in {precision} is not in our table: give it with --peak TFLOPS,TB/S", []
     if peak_tflops(gpu, precision) is None:
         precision = "float32"  # in which a GPU without units for a precision computes
     found = {"matmul_tflops": peak_tflops(gpu, precision), "copy_tb_s": GPUS[gpu].tb_s}

@@ -94,14 +94,14 @@ def columns(record, kind, options=""):
     return rungs.columns_of(record, kind, options)
 
 
-def column_of(record, preset, way, *names, kind="ladder"):
-    """Return a column of the ladder, or of the peers, that measured rungs of these names."""
+def column_of(record, preset, way, *names):
+    """Return a column of the ladder that measured rungs of these names."""
     graph = one_of(("eager", "graph"), way) == "graph"
     for name in names:
         one_of(rungs.by_name((*rungs.LADDER, *rungs.PEERS, rungs.SLOW_PEER)), name)
     preset, _, long = preset.partition(":")
     one_of(("", "long"), long)
-    found = needed(columns(record, kind, rungs.LONG if long else "").get((preset, graph)))
+    found = needed(columns(record, "ladder", rungs.LONG if long else "").get((preset, graph)))
     needed(all(name in found.rungs and found.step_ms(name) for name in names))
     return found
 

@@ -43,6 +43,20 @@ def test_ceilings_are_named_by_the_bits_that_matmuls_keep(kept, named, monkeypat
         torch.set_float32_matmul_precision(before)
 
 
+@pytest.mark.parametrize(
+    ("device", "tflops", "words"),
+    [
+        ("AMD Instinct MI300X", 653.7, "the data sheet's of MI300X in tf32"),
+        ("AMD Instinct MI210", 45.3, "the data sheet's of MI210 in float32"),  # has no units for it
+        ("AMD Instinct MI355X", None, "the peak of MI355X in tf32 is not in our table"),  # emulated
+    ],
+)
+def test_ceilings_of_a_gpu_that_is_elsewhere(device, tflops, words):
+    profile = SimpleNamespace(metadata={"precision": "tf32"}, device=device, on_cpu=False)
+    found, said, _ = roofline.ceilings_for(profile)
+    assert words in said and (found and found["matmul_tflops"]) == tflops
+
+
 def test_the_shortest_time_counts(monkeypatch):
     times = iter([0.5, 0.2, 0.9, 0.3, 0.4])
     timer = SimpleNamespace(timeit=lambda number: SimpleNamespace(mean=next(times) if number == 1 else None))

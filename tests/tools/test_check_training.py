@@ -226,6 +226,23 @@ def test_a_step_that_the_gradient_scaler_skips_is_no_fault(check, write):
     assert report["rows"]["optimizer"].endswith("; the gradient scaler skipped 1 steps")
 
 
+@pytest.mark.parametrize(
+    ("fused", "expected", "words"),
+    [
+        (
+            "True",
+            1,
+            "the gradient scaler skipped every step of AdamW, because of NaN or infinity in gradients: 1 tensors",
+        ),
+        ("False", 2, "NaN or infinity in all gradients of weight, and a gradient scaler skips such steps"),
+    ],
+)
+def test_a_gradient_scaler_that_skips_every_step_is_told(check, write, fused, expected, words):
+    script = OVERFLOW.replace("fused=True", f"fused={fused}").replace("backoff_factor=2.0**-117", "backoff_factor=0.9")
+    status, _, printed = check(write(script))
+    assert status == expected and words in printed, printed
+
+
 # ---------------------------------------------------------------- what scripts elsewhere do
 HEAD = """
 import os, sys, threading
@@ -784,6 +801,36 @@ for step in range(9):
 """
 
 
+NEVER_CLEARED = """
+import torch
+torch.manual_seed(0)
+encoder = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Tanh(), torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
+decoder = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Tanh(), torch.nn.Linear(4, 4), torch.nn.Linear(4, 1))
+for layer in ZEROS:
+    torch.nn.init.zeros_(layer.weight)
+optimizer = torch.optim.AdamW([*encoder.parameters(), *decoder.parameters()], lr=1e-2)
+for step in range(9):
+    x = torch.randn(5, 4)
+    (decoder(encoder(x)) - x.sum(1, keepdim=True)).square().mean().backward()
+    optimizer.step()
+    CLEAR
+"""
+
+
+@pytest.mark.parametrize(
+    ("zeros", "clear", "count"),
+    [
+        ("[]", "decoder.zero_grad()", "6 of 12"),  # one optimizer, two models
+        ("[decoder[2], decoder[3]]", "pass", "12 of 12"),  # most have no gradient in the first steps
+        ("[decoder[2], decoder[3]]", "optimizer.zero_grad()", None),
+    ],
+)
+def test_gradients_that_are_never_cleared(check, write, zeros, clear, count):
+    status, _, printed = check(write(NEVER_CLEARED.replace("ZEROS", zeros).replace("CLEAR", clear)))
+    assert status == (count is not None), printed
+    assert (f"zero_grad() is missing: {count} tensors" in printed) == (count is not None), printed
+
+
 @pytest.mark.parametrize("kept", [None, "head.weight"])
 def test_a_gradient_may_stay_the_same_or_be_kept_in_one_parameter_of_many(check, write, kept):
     """In nearly all of them it is a fault."""
@@ -817,6 +864,18 @@ def test_two_differences_may_agree_by_chance(monkeypatch):
     along = torch.randn(10, generator=torch.Generator().manual_seed(3)).to(param)  # the direction of the differences
     assert slopes.error(param, 1e-9 * along) is None
     assert slopes.error(param, along) > check_training.SLOPE_ERROR
+
+
+def test_kinks_bend_all_but_the_shortest_difference():
+    """A deep network of ReLUs has so many kinks that long differences agree with each other, but not with the slope."""
+    param = torch.ones(10, dtype=torch.float64)
+    along = torch.randn(10, generator=torch.Generator().manual_seed(3)).to(param)
+    slopes = object.__new__(check_training.Slopes)
+    slopes.rounding = 1e-6
+    slopes.difference = lambda param, direction, length: float(along @ along) * (1.35 if length > 0.001 else 1.1)
+    assert slopes.error(param, along) is None
+    slopes.rounding = 1.0  # hides what the shortest difference would show
+    assert slopes.error(param, 100 * along) > check_training.SLOPE_ERROR
 
 
 @pytest.mark.slow
@@ -933,19 +992,12 @@ def test_our_versions_are_sound(check, version):
 @pytest.mark.slow
 def test_version_3_is_sound_in_the_interpreter():
     """In a process of its own, as a user starts it: nothing has chosen Triton's interpreter before."""
-    command = [
-        sys.executable,
-        check_training.__file__,
-        "--",
-        SCRIPTS[3],
-        *TINY.split(),
-        "--num-steps",
-        "12",
-        "--no-graph",
-    ]
+    options = [*TINY.split(), "--num-layers", "1", "--num-steps", "12", "--no-graph"]
+    command = [sys.executable, check_training.__file__, "--", SCRIPTS[3], *options]
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert done.returncode == 0 and "verdict     sound" in done.stdout, done.stdout + done.stderr
+    assert "is not the slope" not in done.stdout, done.stdout
 
 
 @pytest.mark.slow

@@ -69,12 +69,23 @@ def test_a_wrong_formula_is_found(tmp_path, monkeypatch, without_training, capsy
     assert flops.main(["--analyze-results", str(tmp_path / "flops_profile.json")]) == 1
 
 
-@pytest.mark.parametrize(("device", "mfu"), [("NVIDIA H200", pytest.approx(100 / 494.7 / 2)), ("x86_64", None)])
-def test_mfu_is_the_rate_of_each_gpu_over_its_peak(device, mfu, monkeypatch):
+@pytest.mark.parametrize(
+    ("device", "rounds_to_tf32", "precision", "peak"),
+    [
+        ("NVIDIA H200", True, "tf32", 494.7),
+        ("AMD Instinct MI300X", False, "float32", 163.4),  # PyTorch 2.6 and 2.7 ignore --tf32
+        ("AMD Instinct MI250X / MI250", False, "float32", 47.9),  # has no units for it
+        ("AMD Instinct MI355X", False, "tf32", None),  # emulated, if it isn't ignored: faster than float32's peak
+        ("x86_64", False, "float32", None),
+    ],
+)
+def test_mfu_is_the_rate_of_each_gpu_over_the_peak_of_its_matmuls(device, rounds_to_tf32, precision, peak, monkeypatch):
     summary = {"step_ms": {"median": 2.0}, "tflops": 100.0, "precision": "tf32", "world_size": 2}
+    summary["rounds_to_tf32"] = rounds_to_tf32
     monkeypatch.setattr(flops, "train", lambda *_: {"summary": summary, "environment": {"device": device}})
-    config = load_version(1).parse_options(BY_HAND)
-    assert flops.measure(1, config, BY_HAND)["mfu"] == mfu
+    found = flops.measure(1, load_version(1).parse_options(BY_HAND), BY_HAND)
+    assert (found["precision"], found["peak_tflops"]) == (precision, peak)
+    assert found["mfu"] == (peak and pytest.approx(100 / peak / 2))
 
 
 @pytest.mark.slow

@@ -474,6 +474,9 @@ def test_no_two_kernels_share_a_printed_name(write, capsys):
     assert len(set(shown.values())) == len(names) and max(map(len, shown.values())) <= 44
     assert "Add" in shown[names[0]] and "Mul" in shown[names[1]]
     assert shown_names(["void k<at::native::f(int), a>(int, char*)"], 20).popitem()[1] == "k<f(int), a>"
+    attention = "aten::_scaled_dot_product_flash_attention_for_cpu"
+    first, second = shown_names([attention, f"{attention}_backward"], 44).values()  # versions 2 and 4 on a CPU
+    assert first == "aten::_scaled_dot_product_flash_attent...cpu" and second.endswith("_fla...cpu_backward")
     assert kernel_times.main([str(write([kernel(name, 10 * i, 5) for i, name in enumerate(names)]))]) == 0
     rows = re.findall(r"^(vector.{38,40}) ", capsys.readouterr().out, re.MULTILINE)
     assert len(set(rows)) == len(names)

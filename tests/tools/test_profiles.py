@@ -659,10 +659,13 @@ def test_the_kernel_with_the_largest_sum_comes_first(tmp_path, capsys):
 
 
 def test_a_counter_that_is_always_0_is_pointed_out(tmp_path, capsys):
-    (tmp_path / "x_counter_collection.csv").write_text(LONG + '"adamw_kernel","SQ_WAVES",0\n')
+    values = {"A": 0, "B": 0, "C": 1}
+    lines = [f'"adamw_kernel","{name}",{value}\n' for name, value in values.items()]
+    (tmp_path / "x_counter_collection.csv").write_text(LONG + "".join(lines))
     assert kernel_counters.main([str(tmp_path), "--csv", str(tmp_path / "out.csv")]) == 0
-    assert "SQ_WAVES is 0 in every launch" in capsys.readouterr().out
-    assert "adamw_kernel,optimizer,SQ_WAVES,,1,0.0,0.0,0.0" in (tmp_path / "out.csv").read_text()
+    *_, last = capsys.readouterr().out.splitlines()
+    assert last.startswith("0 in every launch: A, B (") and "sudo amd-smi set -g 0 -l STABLE_STD" in last
+    assert "adamw_kernel,optimizer,A,,1,0.0,0.0,0.0" in (tmp_path / "out.csv").read_text()
 
 
 @pytest.mark.parametrize(

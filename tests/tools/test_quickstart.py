@@ -20,10 +20,22 @@ SHORT = [*TINY, "--num-steps", "3", "--warmup-steps", "1"]
 NORM = "layers.0.attention_norm.weight"
 
 
-def run(*arguments, program=("scripts/quickstart.py",)):
-    command = [sys.executable, *program, "--device", "cpu", *map(str, arguments)]
-    environment = os.environ | {"PYTHONPATH": str(REPOSITORY / "scripts")}
-    return subprocess.run(command, capture_output=True, text=True, timeout=250, cwd=REPOSITORY, env=environment)
+TRAINS_HERE = """
+import sys
+import quickstart
+from common import runs
+from in_process import process_here
+
+runs.run_process = process_here
+sys.exit(quickstart.main(sys.argv[1:]))
+"""
+
+
+@pytest.fixture
+def command(tmp_path):
+    """Return the command of quickstart that runs the versions' scripts in its own process."""
+    (tmp_path / "trains_here.py").write_text(TRAINS_HERE)
+    return [sys.executable, tmp_path / "trains_here.py", *SHORT, "--device", "cpu"]
 
 
 def rows(output):
@@ -33,8 +45,10 @@ def rows(output):
 
 
 @pytest.mark.slow
-def test_four_versions_agree_on_real_text(tmp_path):
-    result = run(*SHORT, "--results", tmp_path / "kept here")
+def test_four_versions_agree_on_real_text(command, tmp_path):
+    path = os.pathsep.join(str(REPOSITORY / name) for name in ("scripts", "tests"))
+    command += ["--results", tmp_path / "kept here"]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=250, env=os.environ | {"PYTHONPATH": path})
     assert result.returncode == 0, result.stdout + result.stderr
     assert "\nAll four versions compute the same losses and gradients.\n" in result.stdout
     assert result.stdout.count("agrees: relative error") == 3
@@ -62,27 +76,12 @@ def test_the_next_step_can_be_typed_in_a_shell_anywhere(tmp_path, monkeypatch, c
     assert read == "and read version1_pytorch_baseline/README.md"
 
 
-WITHOUT_TRITON = """
-import sys
-sys.modules["triton"] = None
-import quickstart
-from common import runs
-from in_process import process_here
-
-def train(command, timeout, tell, **options):
-    python, _, *words = command
-    return process_here([python, *words], tell=tell)
-
-runs.run_process = train
-sys.exit(quickstart.main(sys.argv[1:]))
-"""
-
-
 @pytest.mark.slow
-def test_version_3_is_passed_over_without_triton(tmp_path):
+def test_version_3_is_passed_over_without_triton(command):
     """As on macOS and Windows; None in sys.modules is how Python says that a module is not to be found."""
-    (tmp_path / "without_triton.py").write_text(WITHOUT_TRITON)
-    result = run_fork(tmp_path / "without_triton.py", *SHORT, "--device", "cpu")
+    _, program, *options = command
+    program.write_text('import sys\nsys.modules["triton"] = None\n' + TRAINS_HERE)
+    result = run_fork(program, *options)
     assert result.returncode == 0, result.stdout + result.stderr
     assert "V3  passed over: its kernels need Triton" in result.stdout
     assert "All three versions compute the same losses and gradients.\n" in result.stdout

@@ -421,10 +421,10 @@ def test_another_script_than_the_commit_s_is_a_fault_of_the_ladder_too(recorded)
     assert fault.startswith("scripts/common/peers.py of commit") and fault.endswith("is not what ran")
 
 
-def measured_peers(folder, preset, date, times, options=""):
+def measured_peers(folder, preset, date, times):
     """Write a part of one column, and return the column."""
     column = measured(preset, True, f"2026-01-0{date}T00:00:00+00:00", times, count=1)
-    column.content["options"] = options
+    column.content["options"] = ""
     folder.mkdir()
     rungs.write_columns([column], folder / "peers.json")
     return column

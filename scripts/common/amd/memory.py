@@ -31,8 +31,8 @@ def size_of(name):
     return SIZES[name]
 
 
-def load_lanes(wave, data, lanes, first, signed=False, half=None):
-    """Store words or bytes [lane, number] in these lanes of registers from `first` on; half: "d16" or "d16_hi"."""
+def load_lanes(wave, data, lanes, first, signed, half):
+    """Store words or bytes [lane, number] in these lanes of registers from `first` on; half: "d16", "d16_hi" or ""."""
     size = data.shape[1] * data.itemsize
     if size >= 4:
         data = np.ascontiguousarray(data).view(np.uint32)
@@ -47,7 +47,7 @@ def load_lanes(wave, data, lanes, first, signed=False, half=None):
     row[lanes] = value
 
 
-def stored_lanes(wave, size, lanes, first, half=None):
+def stored_lanes(wave, size, lanes, first, half):
     """Return words or bytes [lane, number] of these lanes of registers from `first` on."""
     if size >= 4:
         return np.ascontiguousarray(wave.v[first : first + size // 4, lanes].T)
@@ -218,7 +218,7 @@ def buffer_access(instruction, kernel, load, size, signed, half):
             lanes = numbers[inside]
             at = at[inside]
             if load:
-                load_lanes(wave, np.zeros((len(outside), size), np.uint8), outside, first, half=half)
+                load_lanes(wave, np.zeros((len(outside), size), np.uint8), outside, first, False, half)
         transfer(wave, base + extra + at, lanes, size, first, load, signed, half)
 
     return run

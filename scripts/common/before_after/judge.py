@@ -28,7 +28,7 @@ class Difference(NamedTuple):
 
     def with_lacking(self, gradients):
         """Add the gradients that new lacks, which matter more than any difference before them."""
-        if gradients is None or not gradients.lacking:
+        if gradients is None or not gradients.lacking or gradients.text in self.text:  # two outputs may tell the same
             return self
         return self._replace(text=f"{self.text}; {gradients.text}", lacking=True)
 
@@ -176,8 +176,8 @@ class Judge:
 
     def data(self, number, old, new):
         if len(old["calls"]) != len(new["calls"]):
-            counts = f"{len(new['calls'])} times, old calls it {len(old['calls'])} times"
-            return Difference("data", f"step {number}: new calls its model {counts}")
+            one, other = (counted(len(step["calls"]), "time") for step in (old, new))
+            return Difference("data", f"step {number}: new calls its model {other}, old calls it {one}")
         for call, (one, other) in enumerate(zip(old["calls"], new["calls"], strict=True), 1):
             text = describe_data(one["data"], other["data"])
             if text:

@@ -114,10 +114,13 @@ def shown_names(names, width):
             shown[some[0]] = text
             continue
         whole = {name: short(name, len(name)) for name in some}
-        differ = len(os.path.commonprefix(list(whole.values())))
+        prefix = os.path.commonprefix(list(whole.values()))
+        word = re.search(r"\w*$", prefix)[0]  # show the word in which they differ from its begin
+        if len(word) >= width // 2:
+            word = re.search(r"[^\W_]*$", prefix)[0]  # a long one from its last underscore
+        start = len(prefix) - len(word)
         for i, name in enumerate(some, 1):
-            part = whole[name][differ - len(re.search(r"\w*$", whole[name][:differ])[0]) :]  # a word from its begin
-            part = part[: width // 2]
+            part = whole[name][start : start + width // 2]
             text = f"{whole[name][: width - len(part) - 3]}...{part}"
             shown[name] = text if text not in shown.values() else f"{text[: width - 4]} #{i}"
     return shown

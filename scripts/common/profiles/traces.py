@@ -106,24 +106,9 @@ def profile_of(path, content, origin_us, memory, launches, host, labels):
     warnings = ()
     early = 0
     if launches:
-        wanted = {event["args"].get("correlation") for event in launches if event.get("args")} - {None}
-        host_calls = launch_table(runtime, wanted)
-        operator_of = {operator_number(event): event for event in operators}
-        calls = [gpu_call(event, labels, host_calls, operator_of) for event in launches]
-        calls, warnings = without_twins(calls)
-        warnings += (*lost_launches(runtime, launches), *overruns(calls))
-        operations = []  # of several GPUs no tool asks for operators, nor for steps
-        if len(labels) == 1:
-            early = early_calls(calls)
-            launches = [event for event in launches if 1e3 * event["ts"] >= calls[early].start_ns]
-            operations = operations_of_launches(launches, operator_of, host_calls)
+        calls, operations, warnings, early = work_of_gpus(launches, labels, runtime, operators)
     else:
-        categories = {event.get("cat") for event in content["traceEvents"] if type(event.get("cat")) is str}
-        if others := sorted(name for name in categories if OTHER_ACCELERATORS.match(name)):
-            raise Failure(2, f"has the work of an accelerator that this tool can't read ({clean(others[0])})")
-        lost = sum(bool(LAUNCHES.match(event["name"])) for event in runtime)
-        if lost:
-            raise Failure(2, f"holds {lost:,} launches on {device or 'a GPU'} and none of their kernels: {LOST_ALL}")
+        check_cpu_only(content, runtime, device)
         computing = operators_that_compute(operators, optimizer_steps(host))
         calls = [checked_kernel(one["name"], 1e3 * one["ts"], 1e3 * one["dur"], "operator") for one in computing]
         operations = [operation(event, [event]) for event in computing]
@@ -150,6 +135,31 @@ def profile_of(path, content, origin_us, memory, launches, host, labels):
         warnings=warnings,
         early=early,
     )
+
+
+def work_of_gpus(launches, labels, runtime, operators):
+    """Return calls, operations, warnings, and how many calls were launched before the profile began."""
+    wanted = {event["args"].get("correlation") for event in launches if event.get("args")} - {None}
+    host_calls = launch_table(runtime, wanted)
+    operator_of = {operator_number(event): event for event in operators}
+    calls = [gpu_call(event, labels, host_calls, operator_of) for event in launches]
+    calls, warnings = without_twins(calls)
+    warnings += (*lost_launches(runtime, launches), *overruns(calls))
+    if len(labels) > 1:  # of several GPUs no tool asks for operators, nor for steps
+        return calls, [], warnings, 0
+    early = early_calls(calls)
+    launches = [event for event in launches if 1e3 * event["ts"] >= calls[early].start_ns]
+    return calls, operations_of_launches(launches, operator_of, host_calls), warnings, early
+
+
+def check_cpu_only(content, runtime, device):
+    """Refuse a trace without kernels whose work was not a CPU's."""
+    categories = {event.get("cat") for event in content["traceEvents"] if type(event.get("cat")) is str}
+    if others := sorted(name for name in categories if OTHER_ACCELERATORS.match(name)):
+        raise Failure(2, f"has the work of an accelerator that this tool can't read ({clean(others[0])})")
+    lost = sum(bool(LAUNCHES.match(event["name"])) for event in runtime)
+    if lost:
+        raise Failure(2, f"holds {lost:,} launches on {device or 'a GPU'} and none of their kernels: {LOST_ALL}")
 
 
 LOST_ALL = "the profiler lost them; profile fewer steps, and run no other profiler at the same time"

@@ -34,7 +34,7 @@ profile_rocm() {
     local work=$OUT/workloads/$WORKLOAD gpus=$PROCESSES place files library=lib/librocprofiler-sdk.so
     check_spaces
     # A folder of this call alone: from ROCm 10.0 on one that is not empty needs --overwrite.
-    place=(--output-directory "$work") files=("results_*.csv" "pmc_perf_*.csv" "*.db")
+    place=(--output-directory "$work") files=("results_*.csv*" "pmc_perf*.csv*" "*.db") # from 10.2 on packed
     tool_has --output-directory profile || place=(-p "$work") files=(pmc_perf.csv) # up to ROCm 7.2
     [ -n "$ROOF" ] || place+=(--no-roof)
     # ROCm 7.0 and 7.1 look for it in /opt/rocm alone.

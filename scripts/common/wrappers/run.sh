@@ -139,6 +139,10 @@ reason() { # STATUS LOG: the sentence that explains a failure, with the way out 
         *"PC sampling configuration is not supported"*)
             echo "this GPU or ROCm release can't sample instructions: Instinct GPUs from the MI200 series on can"
             ;;
+        *"columns for key 'Agent_Id'"*) # rocprof-compute of ROCm 7.0 to 7.2
+            echo "this $TOOL doesn't work with pandas 3: install an older one with" \
+                "$(show python3 -m pip install "pandas<3")"
+            ;;
         *"No GPU kernel data collected"* | *"due to no counter csv files"* | *FileNotFoundError*"/workloads/"*".csv'"*)
             # rocprof-compute from 7.13 on | 7 | 6
             echo "no counters of any kernel were read$([ -z "$KERNEL" ] ||
