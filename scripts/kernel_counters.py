@@ -67,7 +67,8 @@ def read_file(path):
                 found.append((place_of(row), *what, value_of(row["value"])))
         return found
     if "name" not in header or not metrics:
-        raise Failure(2, "has no counters of kernels: give a counter_collection file of rocprofv3 or CSV of ncu")
+        what = "give a counter_collection file of rocprofv3 or CSV of ncu"
+        raise Failure(2, f"has no counters that this tool can read: {what}, or use rocprof-compute analyze -p FOLDER")
     units = next(rows, {})  # ncu's first row; it writes 1,024, and some metrics are words
     return [
         (place_of(row), clean(row["name"]), metric, units[metric], value_of(row[metric]))

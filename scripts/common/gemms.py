@@ -14,7 +14,7 @@ PRECISION_OF_TYPE = {"c10::BFloat16": "bfloat16", "c10::Half": "float16", "doubl
 SHOWN = 20
 GEMM_COLUMNS = (
     "matmul: {operator} | batch x m x k x n: {batch}x{m}x{k}x{n} | precision: {shown_precision} | calls: {calls:,} | "
-    "ms: {ms:,.3f} | TFLOP/s: {tflops:,.1f} | quartiles: {low:,.1f} to {high:,.1f} | of peak: {of_peak:.1%}"
+    "ms: {ms:,.3f} | TFLOP/s: {tflops:r} | quartiles: {low:r} to {high:r} | of peak: {of_peak:.1%}"
 )
 NO_SHAPES = "No matmul has recorded shapes: profile with record_shapes=True and without a graph."
 

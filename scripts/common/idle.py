@@ -193,6 +193,9 @@ class Host:
         start_us = gap["start_ns"] / 1e3
         end_us = min(gap["before"].start_ns, launch.start_ns) / 1e3
         if end_us <= start_us:
+            inside_us = min(gap["before"].start_ns, launch.end_ns) / 1e3 - start_us
+            if inside_us >= gap["gap_us"] / 2:  # it loads the kernel, or waits for room in the queue
+                return f"the call that launches ({100 * inside_us / gap['gap_us']:.0f} %)"
             return "it had launched already"
         found = []
         until = bisect.bisect_left(self.events, end_us, key=lambda event: event["ts"])

@@ -26,8 +26,8 @@ ATTENTION = re.compile(r"aten::_(scaled_dot_product|cudnn_attention|flash_attent
 
 # Operators whose work does not follow from the shapes of their inputs.
 UNTOLD = re.compile(
-    r"Function(Backward)?$|^Torch-Compiled|triton_tem|^record_param_comms$|^(nccl|gloo):|"  # they read more
-    r"^(?!aten::)\w+::|"  # of another library
+    r"^(?!aten::|triton_|Mem)|^triton_tem|"  # compiled regions, autograd functions, other libraries and kernels
+    r"^triton_\w*(embedding|index|gather|scatter|slice|select|split)|"
     r"^aten::\w*(conv|lstm|gru|rnn|fft|linear|cdist)|^aten::linalg_(?!vector_norm)|^aten::_\w+_mm$|"  # other products
     r"^aten::_?(index(?!_select)|scatter|take|put|embedding_bag|grid_sampl)"  # they read or write a part
 )
@@ -90,7 +90,7 @@ def bytes_without_products(name, dims, inputs, size):
         r"copy_$|fill_$|zero_$|(?<!cum)sum|mean|vector_norm|foreach_norm|nll_loss_forward|^Mem|"
         r"::(arg|a)?(max|min)$|::(all|any|prod|std|var|var_mean|topk|count_nonzero|nonzero)$|pool\w*(?<!backward)$"
     )
-    if re.search(small, name):
+    if re.search(small, name) or name.startswith("triton_"):
         return sum(inputs)  # the output is among the inputs, or small
     if name.endswith("cat"):
         return 2 * sum(inputs)

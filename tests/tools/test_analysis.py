@@ -129,6 +129,10 @@ def operator(name, *tensors):
         ("aten::_fft_r2c", [([1000, 8], "float")], (None, None)),
         ("aten::linalg_lu_factor_ex", [([8, 8], "float")], (None, None)),
         ("flash_attn::_flash_attn_forward", [([1, 4, 2, 8], "float")] * 3, (None, None)),
+        # the pointers of a Triton kernel that torch.compile launches hold its output already
+        ("triton_poi_fused_pow_relu_9", [([4, 8], "float"), ([4, 8], "float"), ([], "Scalar")], (0, 256)),
+        ("triton_poi_fused_slice_mul_0", [([4, 8], "float"), ([4, 4], "float")], (None, None)),  # reads a part
+        ("XXT_kernel_0", [([4, 8], "float"), ([4, 4], "float")], (None, None)),
         ("triton_tem_fused_mm", [([8, 8], "float")] * 2, (None, None)),
         ("Torch-Compiled Region: 0/0", [([8, 8], "float")], (None, None)),
         # a type whose size is not known is not free

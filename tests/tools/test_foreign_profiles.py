@@ -579,6 +579,66 @@ def test_counters_without_a_value_are_said_and_details_are_read(tmp_path, capsys
 # ---------------------------------------------------------------- 9: times since 1970
 
 
+def test_a_trace_of_pytorch_1_8_has_steps_shapes_and_memory(write, capsys):
+    """Its profiler called steps operators, wrote "Input dims", and left the allocator's total out."""
+    shapes = {"Input dims": [[64, 64], [64, 64]], "Input type": ["float", "float"]}
+    events = [host("Operator", f"ProfilerStep#{i}", 1e3 * i, 1e3) for i in range(2)]
+    events.append(host("Operator", "aten::mm", 100, 50, **{"External id": "7"}, **shapes))
+    events.append(kernel("sgemm", 300, 20, **{"External id": "7"}) | {"cat": "Kernel"})
+    events.append({"ph": "i", "name": "[memory]", "ts": 5, "args": {"Device Type": 0, "Bytes": 64}})
+    path = write(events)
+    assert idle_of(path, capsys)["steps"] == 2
+    (row,) = result_of(gemm_operations.main, ["--trace-file", path], capsys)["gemms"]
+    assert (row["m"], row["k"], row["n"]) == (64, 64, 64)
+
+
+def test_a_number_of_another_operator_links_nothing(write, capsys):
+    """PyTorch 1.13 could give a kernel its launch's number, which an operator elsewhere has too."""
+    events = [matmul(7, [[64, 64], [64, 64]]), launched(7, 200), kernel(GEMM, 300, 20, correlation=7)]
+    events[-1]["args"]["External id"] = 7
+    (operation,) = read_profile(write(events)).operations
+    assert operation.name == GEMM
+    events[0]["dur"] = 250
+    (operation,) = read_profile(write(events)).operations
+    assert operation.name == "aten::mm"
+
+
+NSYS = {  # what nsys stats --format csv writes, after lines about its progress
+    "cuda_gpu_kern_sum": (
+        'Processing [x.sqlite] with [x.py]...\n\n"Time (%)","Total Time (ns)","Instances","Avg (ns)","Med (ns)",'
+        '"Min (ns)","Max (ns)","StdDev (ns)","Name"\n99.0,600,3,200.0,200.0,100,300,1.0,"k"\n',
+        None,
+    ),
+    "cuda_gpu_trace": (
+        "Start (ns),Duration (ns),CorrId,GrdX,Device,Ctx,Strm,Name\n1000,100,1,1,H100 (0),1,7,k\n"
+        "1100,200,2,1,H100 (0),1,7,k\n1400,300,3,1,H100 (0),1,7,k\n4000,9,4,,H100 (0),1,7,[CUDA memcpy HtoD]\n",
+        100,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NSYS)
+def test_tables_of_nsys_stats_are_read(name, tmp_path, capsys):
+    content, idle_ns = NSYS[name]
+    path = tmp_path / f"{name}.csv"
+    path.write_text(content)
+    row = result_of(kernel_times.main, [path], capsys)["kernels"][0]
+    assert [row[key] for key in ("kernel", "calls", "total_us", "min_us", "max_us")] == ["k", 3, 0.6, 0.1, 0.3]
+    if idle_ns is None:
+        refused(launches.main, ["--trace-file", path], capsys, "only sums over the kernels' times")
+    else:
+        assert idle_of(path, capsys)["per_step"][0]["exposed_copies_ms"] == pytest.approx(9e-6)
+
+
+def test_a_run_that_read_counters_has_no_verdict(tmp_path, capsys):
+    """Its kernels run one by one; rocprof-compute's times are means over passes, which have decimals."""
+    path = tmp_path / "pmc_perf.csv"
+    path.write_text("Kernel_Name,SQ_WAVES,Start_Timestamp,End_Timestamp\nk,8.0,1000.54,2000.5\nk,8.0,9000,9999.5\n")
+    found = idle_of(path, capsys)
+    assert found["launch_bound"] is None and found["busy_us"] == pytest.approx(1.999)
+    refused(kernel_counters.main, [path], capsys, "rocprof-compute analyze")
+
+
 def test_microseconds_since_1970_lose_nothing(write):
     """Times are multiples of a quarter of a microsecond there; scaled first they would be multiples of 256 ns."""
     first = 1_690_000_000_000_000.25
@@ -634,6 +694,11 @@ WHY = {
     ),
     "loader": (pair(390), idle.LATE, "nothing that was recorded"),
     "begun": (pair(150), idle.LATE, "nothing that was recorded"),
+    "module": (  # its first launch loads the kernel
+        [event | {"dur": 385} if event["ts"] == 5 else event for event in pair(5)],
+        idle.LATE,
+        "the call that launches (97 %)",
+    ),
     "stream": (pair(5, second=("gemm", 2)), idle.STREAM, "it had launched already"),
     "event": (
         pair(5, between=[host("cuda_runtime", "cudaStreamWaitEvent", 3, 1)]),
@@ -866,6 +931,9 @@ def test_page_and_screen_show_time_reasons_gaps_and_matmuls(name, write, capsys,
 
 
 def test_without_shapes_there_is_no_table(write, capsys):
+    slow = [matmul(1, [[8, 8], [8, 8]]), kernel(GEMM, 99, 50, **{"External id": 1})]  # 20 MFLOP/s are no 0.0
+    assert gemm_operations.main(["--trace-file", str(write(slow))]) == 0
+    assert "0.0000205 to 0.0000205" in capsys.readouterr().out
     path = write([kernel(GEMM, 0, 9)])
     refused(gemm_operations.main, ["--trace-file", path], capsys, "no matmul has recorded shapes")
     refused(gemm_operations.main, [], capsys, "give --model-config YAML")

@@ -157,7 +157,7 @@ GROUPED = {  # names between semicolons
         gemvx::kernel<int>; cutlass::Kernel2<x>; cublasLt::epilogue_kernel; hipblaslt_kernel; rocblas_scal;
         sm80_xmma_kernel; splitKreduce_kernel<32>; aten::bmm; aten::baddbmm; int8_mm_kernel; naive_conv_nonpacked_fwd;
         winograd_fwd_kernel; convolve_common_engine_float_NHWC; dgrad_2d_kernel; wgrad_2d_kernel; fprop_2d_kernel;
-        conv_depthwise2d_forward_kernel""",
+        conv_depthwise2d_forward_kernel; aten::mkldnn_convolution; aten::convolution_backward""",
     "attention": """attention_backward_dkdv_kernel; attn_fwd; bwd_kernel_dk_dv; fmha_cutlassF_f32_aligned_64x64_rf;
         void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<64, cutlass::bfloat16_t>>;
         cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_6_128x128x64;
@@ -180,6 +180,7 @@ GROUPED = {  # names between semicolons
         void two_shot_all_reduce_kernel<c10::BFloat16>(unsigned long*); one_shot_all_reduce_kernel;
         void vllm::cross_device_reduce_2stage<__hip_bfloat16, 8>(vllm::RankData*); nvshmem_barrier; rocshmem_put;
         void quickreduce::allreduce_prototype_twoshot<quickreduce::x>; void deep_ep::intranode::dispatch<4>;
+        void dpsk::ep::internode::combine<false, 8>(int4*);
         void tensorrt_llm::kernels::ar_fusion::allreduce_fusion_kernel_oneshot_lamport<0>(int); gloo:all_reduce;
         userbuffers_fp16_sum_inplace<8>; multimem_all_reduce; one_shot_all_reduce; two_shot_all_reduce;
         all_gather_kernel; reduce_scatter_kernel; all_to_all_kernel; all_reduce_sum_kernel; all_reduce_fusion<8>;
@@ -196,7 +197,8 @@ GROUPED = {  # names between semicolons
         void vllm::act_and_mul_kernel<c10::BFloat16>; SubTensorOpWithScalar1d;
         triton_poi_fused_addcmul_0; cpp_fused_addcmul_0; my_elementwise; silu_kernel; rotary_kernel; sigmoid_kernel;
         vectorized_kernel; unrolled_kernel; aten::add; aten::sub; aten::mul; aten::div_; aten::neg; aten::exp;
-        aten::sqrt; aten::sin; aten::cos; aten::where; aten::masked_fill; aten::triu; aten::tril""",
+        aten::sqrt; aten::sin; aten::cos; aten::where; aten::masked_fill; aten::triu; aten::tril;
+        aten::clamp_min_; aten::leaky_relu_; aten::threshold_backward; aten::gelu_backward; aten::tanh""",
     "optimizer": """adamw_kernel; aten::_fused_adamw_; triton_for_fused__foreach_add__foreach_mul_2; triton_for_fused_2;
         triton_poi_fused__foreach_add__foreach_copy__foreach_div__foreach_mul_mul_unbind_0;
         void at::native::(anonymous namespace)::multi_tensor_apply_kernel<FusedAdamMathFunctor>;
@@ -526,6 +528,10 @@ def broken_files(folder):
         "cut.json": (cpu[:300], "cut off or damaged"),
         "other.json": (b'{"steps": []}', "not a profiler's trace"),
         "list.json": (b"[1]", "not a profiler's trace"),
+        "rocprof.json": (
+            b'{"traceEvents": [{}, {"ph": "X", "name": "k", "ts": "1", "dur": "2", "args": {"BeginNs": "1000"}}]}',
+            "rocprof's old trace: give its results.csv",
+        ),
         "no_events.json": (b'{"traceEvents": []}', "lists no kernel"),
         "profile_v1.json": (b'{"trace": "trace_9.json", "steps_profiled": 2}', "trace_9.json cannot be read"),
         "cut.db": (sample("rocm-7.0/results.sql", folder).read_bytes()[:4000], "cut off or damaged"),
@@ -534,7 +540,12 @@ def broken_files(folder):
     for name, (content, words) in contents.items():
         (folder / name).write_bytes(content)
         yield folder / name, words
-    for table, words in (("CUPTI_ACTIVITY_KIND_GRAPH_TRACE", "--cuda-graph-trace=node"), ("rocpd_op", "neither rocpd")):
+    for table, words in (
+        ("CUPTI_ACTIVITY_KIND_GRAPH_TRACE", "--cuda-graph-trace=node"),
+        ("TARGET_INFO_GPU", "an export of Nsight Systems without kernels: record it with nsys profile --trace=cuda"),
+        ("OPS", "rocprof's old database: give its results.csv"),
+        ("rocpd_op", "neither rocpd"),
+    ):
         connection = sqlite3.connect(folder / f"{table}.sqlite")
         connection.execute(f"CREATE TABLE {table} (start INT, end INT)")
         connection.close()

@@ -19,7 +19,7 @@ GROUP_PATTERNS = [
     ("normalisation", r"^(triton|cpp)_.*(rsqrt|norm)"),
     ("element-wise", r"^(triton_poi|cpp_fused)_"),
     ("other", r"^triton_(per|red|unk)_fused_"),
-    ("communication", r"nccl|rccl|msccl|nvshmem|rocshmem|^Memcpy PtoP|^c10d::|^gloo:|deep_?ep::|userbuffers"),
+    ("communication", r"nccl|rccl|msccl|nvshmem|rocshmem|^Memcpy PtoP|^c10d::|^gloo:|\bep::|deep_?ep::|userbuffers"),
     # of PyTorch's symmetric memory, vLLM, TensorRT-LLM and AMD's quickreduce: in the name, not in an argument
     (
         "communication",
@@ -43,12 +43,13 @@ GROUP_PATTERNS = [
     ("GEMM", r"^[^<(]*(matmul|\bbmm_|fused_moe|mm_kernel)"),
     # convolutions, which are matrix products too
     ("GEMM", r"miopen\w*conv|naive_conv|scudnn|winograd|[dw]grad_\w*engine|convolve"),
-    ("GEMM", r"(dgrad|wgrad|fprop|conv2?d?)_\w*kernel"),
+    ("GEMM", r"(dgrad|wgrad|fprop|conv2?d?)_\w*kernel|aten::\w*conv"),
     ("copies", r"mem_?cpy|memset|memory_?copy|copyBuffer|fillBuffer|^Copy[A-Z]|copy_kernel|FillFunctor|CatArray"),
     ("copies", r"transpose_kernel|^(batched_)?transpose_|nchwToNhwc|nhwcToNchw"),
     ("copies", r"aten::(_to_copy|to|copy_|clone|contiguous|cat|fill_|zero_|(zeros|ones)(_like)?)$"),
     ("element-wise", r"element_?wise|swiglu|silu|rope|rotary|sigmoid|vectorized|unrolled|act_and_mul|^SubTensorOp"),
     ("element-wise", r"aten::(add|sub|mul|div|neg|exp|sqrt|sin|cos|where|masked_fill|triu|tril)_?$"),
+    ("element-wise", r"aten::(\w*relu|gelu|clamp\w*|threshold|tanh)(_backward)?_?$"),
 ]
 # The precision that a matmul's name tells, if any. Tensile's names (Cijk_) list the types of the inputs, the output and
 # the sums after the layouts: BBS is bfloat16 summed in single precision, B_BS likewise.

@@ -105,7 +105,7 @@ def number(text, convert=float):
     return value
 
 
-# ---------------------------------------------------------------- CSV: rocprofv3, rocpd, rocprof
+# ---------------------------------------------------------------- CSV: rocprofv3, rocpd, rocprof, nsys stats
 
 CSV_NAMES = {  # a profiler's heading, in lower case -> our name
     "name": "name",
@@ -128,6 +128,13 @@ CSV_NAMES = {  # a profiler's heading, in lower case -> our name
     "totaldurationns": "total",
     "minns": "least",
     "maxns": "most",
+    "instances": "calls",
+    "total time (ns)": "total",
+    "min (ns)": "least",
+    "max (ns)": "most",
+    "start (ns)": "start",
+    "duration (ns)": "duration",
+    "strm": "queue",
     "metric name": "counter",
     "metric value": "value",
     "metric unit": "unit",
@@ -136,11 +143,16 @@ CSV_NAMES = {  # a profiler's heading, in lower case -> our name
 }
 
 
+MESSAGES = re.compile(r"==|Processing \[|Generating SQLite|NOTICE: ")  # of ncu, and of nsys stats
+COUNTERS = re.compile(r"(SQ|TCC|TCP|TA|TD|SPI|GRBM)_")  # of AMD's GPUs, as columns
+ONE_BY_ONE = "Counters were read in this run, so its kernels ran one by one, and the gaps between them mean nothing."
+
+
 def read_table(text):
     """Return the header of a CSV file with our names for its columns, and an iterator over its rows as dictionaries."""
     if not text.endswith("\n"):
         raise ValueError("its last line has no end")  # its last number may be cut off
-    lines = [line for line in text.splitlines() if line and not line.startswith("==")]  # ncu's messages begin with ==
+    lines = [line for line in text.splitlines() if line and not MESSAGES.match(line)]
     header, *rows = list(csv.reader(lines)) or [[]]
     header = [CSV_NAMES.get(cell.strip().lower(), cell.strip()) for cell in header]
     for line_number, row in enumerate(rows, 2):
@@ -150,22 +162,30 @@ def read_table(text):
 
 
 def read_csv(text):
-    """Return the kernels in a table with a row per launch, or per kernel with the sum over its launches."""
+    """Return the kernels in a table and warnings. A row is a launch, or a kernel with the sum over its launches."""
     header, rows = read_table(text)
     if "counter" not in header and {"name", "calls", "total", "least", "most"} <= set(header):
-        return [summed_kernel(row) for row in rows]
-    if "counter" in header or not {"name", "start", "end"} <= set(header):  # a row per counter would count twice
+        return [summed_kernel(row) for row in rows], ()
+    if "counter" in header or not (
+        {"name", "start"} <= set(header) and {"end", "duration"} & set(header)
+    ):  # a row per counter would count twice
         raise Failure(2, "has no kernel times: give a kernel_trace file (kernel_counters.py reads counters)")
     rows = list(rows)
     labels = labels_of((row.get("process"), row.get("gpu")) for row in rows)
     kernels = []
     for row in rows:
-        start = number(row["start"], int)
-        end = number(row["end"], int)
+        start = whole_ns(row["start"])
+        total = whole_ns(row["end"]) - start if "end" in row else whole_ns(row["duration"])
+        kind = "copy" if row["name"].startswith("[CUDA mem") else "kernel"
         gpu = labels[row.get("process"), row.get("gpu")] if "gpu" in row or "process" in row else None
         stream = row.get("queue") and (row["queue"], row.get("Stream_Id"))
-        kernels.append(checked_kernel(row["name"], start, end - start, gpu=gpu, stream=stream))
-    return kernels
+        kernels.append(checked_kernel(row["name"], start, total, kind, gpu, stream=stream))
+    return kernels, (ONE_BY_ONE,) if any(map(COUNTERS.match, header)) else ()
+
+
+def whole_ns(text):
+    """Return a time in nanoseconds; the means of rocprof-compute have decimals."""
+    return number(re.sub(r"\.\d+$", "", text), int)
 
 
 def summed_kernel(row):
@@ -228,6 +248,11 @@ def read_database(path):
         if f"{NSYS}GRAPH_TRACE" in names and f"{NSYS}KERNEL" not in names:
             raise Failure(2, "has one entry for a whole CUDA graph: record it with nsys --cuda-graph-trace=node")
         if names.isdisjoint(table for table, *_ in TABLES):
+            if "TARGET_INFO_GPU" in names:
+                way = "record it with nsys profile --trace=cuda, and let the program end by itself"
+                raise Failure(2, f"is an export of Nsight Systems without kernels: {way}")
+            if "OPS" in names:
+                raise Failure(2, "is rocprof's old database: give its results.csv")
             raise Failure(2, "is a database without kernel times, neither rocpd nor an export of Nsight Systems")
         rows = []
         for table, kind, column in TABLES:
@@ -306,6 +331,8 @@ def read_json(path, content, linked, gpu):
     if isinstance(content, list) and content and all(isinstance(one, dict) and "ph" in one for one in content):
         content = {"traceEvents": content}  # the short form of a Chrome trace
     if isinstance(content, dict) and "traceEvents" in content:
+        if any("BeginNs" in (event.get("args") or {}) for event in content["traceEvents"][:100]):
+            raise Failure(2, "is rocprof's old trace: give its results.csv")
         return read_trace(path, content, gpu)
     if "rocprofiler-sdk-tool" in content:
         return parts_of(finished(path, read_rocprof_json(content)), gpu)
@@ -372,7 +399,7 @@ def read_file(path, gpu=None, linked=False):
             content = parsed(path, text)
             del text
             return read_json(path, content, linked, gpu)
-        return parts_of(finished(path, read_csv(text)), gpu)
+        return parts_of(finished(path, *read_csv(text)), gpu)
 
 
 def read_perfetto(content):

@@ -52,9 +52,11 @@ OLD_CATEGORIES = {  # until PyTorch 1.12
     "Operator": "cpu_op",
     "Runtime": "cuda_runtime",
 }
+OLD_MARKS = re.compile(r"ProfilerStep#|Optimizer\.step#")  # which were operators then
 LAUNCHES = re.compile(r"(cuda|hip|cu)(Ext|Module)*(Cooperative)?Launch(Cooperative)?Kernel")
 GRAPH_LAUNCHES = ("cudaGraphLaunch", "hipGraphLaunch", "cuGraphLaunch")
 OTHER_ACCELERATORS = re.compile(r"mtia|hpu|xpu|privateuse")  # their events are no operators of a CPU
+CLOCK_US = 1  # to which old profilers round times
 LOST = 0.05  # of the launches without a kernel: fewer lie at the edges of the profile
 
 
@@ -147,7 +149,7 @@ def work_of_gpus(launches, labels, runtime, operators):
         return calls, [], warnings, 0
     early = early_calls(calls)
     launches = [event for event in launches if 1e3 * event["ts"] >= calls[early].start_ns]
-    return calls, operations_of_launches(launches, operator_of), warnings, early
+    return calls, operations_of_launches(launches, operator_of, host_calls), warnings, early
 
 
 def check_cpu_only(content, runtime, device):
@@ -192,6 +194,10 @@ def timed_events(events):
         for event in events:
             if event.get("cat") in OLD_CATEGORIES and event.get("ph") == "X":
                 event["cat"] = OLD_CATEGORIES[event["cat"]]
+                if OLD_MARKS.match(str(event.get("name"))):
+                    event["cat"] = "user_annotation"
+                if "Input dims" in (arguments := event.get("args") or {}):
+                    arguments["Input Dims"] = arguments["Input dims"]
         found = [event for event in events if event.get("cat") in TIMED]
     numbers = (int, float)
     limit = 2**63
@@ -399,16 +405,28 @@ def operator_number(event):
     return arguments.get("External id", arguments.get("external id"))
 
 
-def operations_of_launches(launches, operator_of):
+def launched_elsewhere(event, operator, host_calls):
+    """Return True if a kernel was launched outside the operator that its number names.
+
+    Until PyTorch 1.13 the number can be the launch's own, which only by chance is an operator's too.
+    """
+    candidates = host_calls.get((event.get("args") or {}).get("correlation")) or {}
+    start = 1e3 * (operator["ts"] - CLOCK_US)
+    end = 1e3 * (operator["ts"] + operator["dur"] + CLOCK_US)
+    return bool(candidates) and not any(start <= launch.start_ns <= end for launch in candidates.values())
+
+
+def operations_of_launches(launches, operator_of, host_calls):
     """Return the Operations of each operator that launched kernels, and one for each kernel without an operator.
 
-    operator_of: {number: event}. The kernels of a replayed graph have no operator.
+    operator_of: {number: event}. host_calls: those of launch_table. The kernels of a replayed graph have no operator.
     """
     launches_of = {}
     alone = []
     for event in launches:
         number = operator_number(event)
-        if number and number in operator_of:
+        operator = operator_of.get(number) if number else None
+        if operator and not launched_elsewhere(event, operator, host_calls):
             launches_of.setdefault(number, []).append(event)
         else:
             alone.append(event)
@@ -521,6 +539,8 @@ def calls_only(caller, callee):
 def memory_events(events, origin_us):
     """Return the events of --profile-memory by time, from the origin on; with a GPU, only those of its memory."""
     found = [event for event in events if event.get("name") == "[memory]"]
+    if found and not any("Total Allocated" in event["args"] for event in found):  # until PyTorch 1.9
+        return []
     for event in found:
         if not is_time(event["ts"]) or not is_time(event["args"]["Total Allocated"]):
             raise ValueError(f"memory of {event['args']['Total Allocated']} bytes after {event['ts']} us")
