@@ -152,8 +152,9 @@ def as_text(rows, found, again=()):
     text = [text_table(*columns(COMBINATION_COLUMNS, lines)), "", text_table(*columns(SWITCH_COLUMNS, found))]
     if noise:
         text.append(noise_line("the step with all on", furthest(ratios(*noise))))
-        name, percent = noisiest({row["name"]: row["steps_ms"] for row in measured})
-        text.append(noisiest_line(repr(name), percent))
+        if len(again) > 1:
+            name, percent = noisiest({row["name"]: row["steps_ms"] for row in measured})
+            text.append(noisiest_line(repr(name), percent))
     text += [f"{row['name']}: {row['reason']}" for row in rows if row["reason"]]
     gains = {row["switch"]: row["speedup"] for row in found if row["speedup"]}
     faster = [switch for switch, gained in gains.items() if gained.shown and gained.ratio > 1]

@@ -271,6 +271,8 @@ def test_worth_of_switches_by_hand():
     text = ablation.as_text(rows, [first, second], again)
     assert "all on differs by up to 5.0 % " in text
     assert "'ab', deviates by up to 33.3 % " in text  # 4 / 3
+    once = [row | {"steps_ms": row["steps_ms"][:1]} for row in rows]
+    assert "deviates" not in ablation.as_text(once, ablation.worth(once, ("a", "b"), again[:1]), again[:1])
     assert text.endswith("worth most: a, 2.83x (2.53 to 3.54)")
     slower = [row | {"steps_ms": [20.0 + len(row["on"])] * 5} for row in rows]
     slower_text = ablation.as_text(slower, ablation.worth(slower, ("a", "b"), [22.0] * 5), [22.0] * 5)
