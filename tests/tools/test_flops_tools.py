@@ -73,7 +73,7 @@ def test_a_wrong_formula_is_found(tmp_path, monkeypatch, without_training, capsy
     ("device", "rounds_to_tf32", "precision", "peak"),
     [
         ("NVIDIA H200", True, "tf32", 494.7),
-        ("AMD Instinct MI300X", False, "float32", 163.4),  # PyTorch 2.6 and 2.7 ignore --tf32
+        ("AMD Instinct MI300X", False, "float32", 163.4),  # PyTorch before 2.10 ignores --tf32
         ("AMD Instinct MI250X / MI250", False, "float32", 47.9),  # has no units for it
         ("AMD Instinct MI355X", False, "tf32", None),  # emulated, if it isn't ignored: faster than float32's peak
         ("x86_64", False, "float32", None),
