@@ -158,7 +158,7 @@ def as_text(rows, top, named):
     of_amd = [name for name in shown if "__" not in name]
     zero = [name for name in of_amd if all(row["max"] == 0 for row in rows if row["counter"] == name)]
     if zero:
-        way_out = "a Radeon counts only at a stable power level: sudo amd-smi set -g 0 -l STABLE_STD"
+        way_out = "a Radeon counts only at a stable power level: scripts/AMD.md, Profilers"
         lines.append(f"0 in every launch: {', '.join(zero)} ({way_out})")
     return "\n".join(lines)
 
