@@ -8,8 +8,9 @@ The first script is "old", the one after --versus "new". Both run unchanged, eac
 weights. The tool compares, in this order:
 
 1. The data that each script hands its model.
-2. If the data agree: losses, gradients and updates of the first steps, for each parameter. How much they may differ
-   comes from two more runs of old: the same again, and with weights nudged by one rounding.
+2. If the data agree: outputs, losses, gradients, updates and buffers of the first steps. New begins each of them with
+   the weights that old begins it with. How much they may differ comes from two more runs of old: the same again, and
+   with weights nudged by one rounding.
 3. If the data differ: the two models on old's data, with one fixed gradient at their outputs.
 4. If 1 and 2 agree: the speed of the two loops. They take turns, and old runs a second time to show the noise.
 
@@ -31,6 +32,7 @@ from common.before_after.report import as_markdown, as_text, row_of, speed_rows,
 from common.before_after.runs import Short
 from common.before_after.session import (
     CONTROL,
+    FURTHER,
     NEW,
     NOT_COMPARABLE,
     NOT_SAME,
@@ -47,6 +49,7 @@ from common.tables import emit, write_whole
 
 RECORDED = 3  # steps whose numbers are compared
 STATUS = {SAME_MODEL: 1, NOT_SAME: 1, NOT_COMPARABLE: 2}
+KINKS = "old's own gradients jump when its weights are nudged (a ReLU at zero?), so new's may differ as much"
 NO_SPEED = "the same computation, speed not measured"
 
 # ---------------------------------------------------------------- the same computation?
@@ -59,6 +62,7 @@ class Comparison:
         self.session = session
         self.judge = None
         self.recorded = {}
+        self.kinks = False  # do old's own gradients jump?
 
     def check(self):
         """Return if all recorded steps agree; raise the Verdict if not."""
@@ -70,22 +74,40 @@ class Comparison:
             return
         if difference.kind == "data":
             self.judge_models(difference)
-        if difference.kind in ("outputs", "loss", "gradients") and self.drew(OLD) and self.drew(NEW):
+        if self.may_be_chance(difference):
             self.judge_without_chance(difference)
         raise Verdict(NOT_SAME, self.explained(difference), difference.module)
 
     def first_difference(self):
         """Record the first steps, and return the first Difference."""
         progress("recording the first steps of old, new, old again and old with nudged weights")
+        self.kinks = False
         self.recorded = self.session.record([OLD, NEW, CONTROL, NUDGED], RECORDED)
         self.check_scope()
         self.check_control()
+        difference = self.judged(self.recorded)
+        if difference and difference.small and not self.session.held[OLD].is_coarse:
+            progress("gradients differ a little: nudging old's weights further, to see if its own gradients jump")
+            further = self.session.record([*FURTHER], RECORDED)
+            self.kinks = self.has_kinks(further)
+            if self.kinks:
+                difference = self.judged(self.recorded | further)
+        return difference
+
+    def judged(self, recorded):
+        """Return the first Difference between these runs."""
         self.judge = self.new_judge(self.session.pairs)
-        for number, steps in enumerate(zip(*(run.steps for run in self.recorded.values()), strict=False), 1):
-            difference = self.judge.step(number, dict(zip(self.recorded, steps, strict=True)))
+        for number, steps in enumerate(zip(*(run.steps for run in recorded.values()), strict=False), 1):
+            difference = self.judge.step(number, dict(zip(recorded, steps, strict=True)))
             if difference:
                 return difference
         return None
+
+    def has_kinks(self, further):
+        """Tell whether old's gradients jump in any step: a rounding puts a value on the other side of a kink."""
+        near, far = FURTHER.values()
+        steps = zip(self.recorded[OLD].steps, *(run.steps for run in further.values()), strict=False)
+        return any(self.judge.has_kinks(*(step["given"] for step in three), far / near) for three in steps)
 
     def new_judge(self, pairs):
         old = self.session.held[OLD]
@@ -94,6 +116,13 @@ class Comparison:
     def drew(self, name):
         """Tell whether a script's model draws random numbers."""
         return any(call["drew"] for call in self.recorded[name].steps[0]["calls"])
+
+    def may_be_chance(self, difference):
+        """Tell whether both models draw random numbers, and the difference may be that they draw other ones."""
+        if difference.step > 1 or not (self.drew(OLD) and self.drew(NEW)):
+            return False
+        unseen = "outputs" not in self.judge.worst
+        return difference.kind == "outputs" or (unseen and difference.kind in ("loss", "gradients"))
 
     def check_scope(self):
         """Raise the Verdict on scripts that this tool is not made for."""
@@ -144,7 +173,7 @@ class Comparison:
     def judge_models(self, difference):
         """Raise the Verdict on two scripts with other data: are the models the same on old's?"""
         found = None
-        if difference.text.startswith("step 1"):
+        if difference.step == 1:
             progress("the data differ: running both models on old's")
             _, found = self.replayed(evaluate=False)
             if found and self.drew(OLD):
@@ -212,6 +241,8 @@ def compare(session, options):
         rows["weights"] = weights_row(session.pairs)
     if comparison.judge:
         rows |= {kind: row_of(kind, *found) for kind, found in comparison.judge.worst.items()}
+    if comparison.kinks:
+        rows["kinks"] = KINKS
     if speed:
         note = f", but {verdict}" if status else ""
         rows |= speed_rows(speed, session, comparison.recorded, note)

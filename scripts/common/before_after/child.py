@@ -2,9 +2,9 @@
 
     python child.py '{"command": ["train.py"], "folder": "/tmp/x", "steps": 3, "inbox": 5, "outbox": 6}'
 
-The script runs unchanged. It is held at the first call of its model, where it takes other weights, then recorded for
-some steps of its optimizer, and held again. After that the hooks are gone but for the one that counts steps, and the
-script runs so many steps of its own loop whenever it is asked. Messages are lines of JSON, tensors are in files.
+The script runs unchanged. In each of its first steps it is held at the first call of its model, where it hands over its
+weights or takes others, and is recorded until the next one. Then the hooks are gone but for the one that counts steps,
+and the script runs so many steps of its own loop whenever it is asked. Messages are lines of JSON, tensors are files.
 
 The random state is set at the entry of each recorded call, and put back after it: what the model draws changes neither
 the other calls nor the batches. A script that draws nothing inside its model computes its own numbers.
@@ -196,11 +196,12 @@ class Child:
         # the model
         self.tops = {}  # root module -> the whole model around it
         self.model = None
+        self.params = {}  # name -> parameter
         self.names = {}  # id of a parameter, or of its master -> name
         self.modules = {}  # module -> name
         self.running = False  # is a root module's call going on?
         self.calls = 0
-        self.trace = None  # what the modules of the first call took and returned
+        self.trace = None  # what the modules of a step's first call took and returned
         # the loop
         self.in_backward = False
         self.backwards = 0
@@ -208,7 +209,10 @@ class Child:
         self.lead = None  # the optimizer whose steps are counted
         self.steps = 0
         self.saved = 0
-        self.masters = set()  # names of parameters whose float32 copy an optimizer updates
+        self.held = {}  # name -> (optimizer, its parameter: the model's own, or a float32 master of it)
+        self.start = {}  # name -> value at the first call of a step
+        self.sums = {}  # name -> bit sum there, or after the last optimizer.step()
+        self.buffers = {}  # name -> value there
         self.step = self.new_step()
         self.kinds = set()  # classes of the optimizers
         self.strays = set()  # parameters of the optimizers that are not the model's
@@ -255,6 +259,9 @@ class Child:
             return run(module, *args, **kwargs)
         if self.steps > self.saved:
             self.finish_step()
+            if self.steps < self.steps_wanted:
+                self.say("held")
+                self.obey()
         if self.steps >= self.steps_wanted:
             self.hand_over()
             return run(module, *args, **kwargs)
@@ -274,29 +281,32 @@ class Child:
     def adopt(self, model):
         """Take in the model: the names of its parameters and modules."""
         self.model = model
-        self.names = {id(param): check.clean(name) for name, param in model.named_parameters()}
+        self.params = {check.clean(name): param for name, param in model.named_parameters()}
+        self.names = {id(param): name for name, param in self.params.items()}
         self.modules = {module: check.clean(name) for name, module in model.named_modules()}
 
     def recorded(self, run, module, args, kwargs):
         """Run and record an outermost call."""
+        if not self.step["calls"]:
+            self.start = {name: self.value_of(name) for name in self.params}
+            self.sums = self.sums_of(self.params)
+            self.buffers = self.buffers_now()
         call = {"data": [on_cpu(tensor) for tensor in data_of((args, kwargs))]}
         self.step["calls"].append(call)
         self.calls += 1
-        if self.calls == 1:
-            self.trace = []
+        if len(self.step["calls"]) == 1:
+            self.trace = call["trace"] = []
         with seeded(self.calls) as drew:
             output = self.traced(run, module, args, kwargs)
         call["drew"] = drew[0]
-        if self.calls == 1:
-            call["trace"] = self.trace
-            self.trace = None
+        self.trace = None
         outputs = [tensor for tensor in check.tensors(output) if tensor.is_floating_point()]
         call["outputs"] = [sample(tensor) for tensor in outputs]
         call["shapes"] = [list(tensor.shape) for tensor in outputs]
         return output
 
     def traced(self, run, module, args, kwargs):
-        """Run a module's call, and keep samples of what it takes and returns while the first call is recorded."""
+        """Run a module's call, and keep samples of what it takes and returns in a step's first call."""
         name = self.modules.get(module)
         if self.trace is None or name is None:
             return run(module, *args, **kwargs)
@@ -313,7 +323,7 @@ class Child:
 
     # ------------------------------------------------------------ held at the first call
     def hold(self, module, args, kwargs):
-        """Tell the parent about the model and the first call, and do what it asks for until it says record."""
+        """Tell the parent about the model and the first call, and do what it asks for."""
         aliases = {}
         for name, param in self.model.named_parameters(remove_duplicate=False):
             aliases.setdefault(self.names[id(param)], []).append(check.clean(name))
@@ -326,6 +336,10 @@ class Child:
             "precision": self.precision(),
         }
         self.say("model", file=self.save(content), **described)
+        self.obey(functools.partial(self.replay, module, args, kwargs))
+
+    def obey(self, replay=None):
+        """Do what the parent asks for until it says record."""
         while True:
             request = self.next_request()
             if request["do"] == "record":
@@ -334,8 +348,10 @@ class Child:
             if request["do"] == "load":
                 self.load(request["file"])
                 self.say("loaded")
+            if request["do"] == "weights":
+                self.say("weights", file=self.save({name: self.value_of(name) for name in self.params}))
             if request["do"] == "replay":
-                self.say("replayed", **self.replay(module, args, kwargs, request))
+                self.say("replayed", **replay(request))
 
     def precision(self):
         """Return what decides the size of a rounding, as the options of a training script say it."""
@@ -439,34 +455,55 @@ class Child:
 
     # ------------------------------------------------------------ optimizers
     def new_step(self):
-        return {"calls": [], "losses": [], "given": {}, "gradients": {}, "before": {}, "updates": {}, "settings": {}}
+        found = {"calls": [], "losses": [], "given": {}, "gradients": {}, "updates": {}, "settings": {}}
+        # outside: weights that change outside of optimizer.step(). still: buffers that do not change
+        return found | {"outside": [], "buffers": {}, "still": []}
 
     def name_of(self, param):
         """Return the name of an optimizer's parameter; one that is a master of the model's has that one's."""
         if id(param) in self.names:
             return self.names[id(param)]
-        for other in self.model.parameters():
-            name = self.names[id(other)]
+        for name, other in self.params.items():
             alike = other.shape == param.shape and other.device == param.device
-            if not alike or other.element_size() != 2 or name in self.masters:
+            if not alike or other.element_size() != 2 or name in self.held:
                 continue
             if torch.equal(param.detach().to(other.dtype), other):
-                self.masters.add(name)
                 self.names[id(param)] = name
                 return name
         if param.requires_grad and param.grad is not None:
             self.strays.add(id(param))
         return None
 
-    def value_of(self, param, optimizer):
-        """Return a copy of what the optimizer updates: the parameter, or the float32 master that it keeps of it."""
-        key = check.copy_key(param, optimizer)
-        value = param if key is None else optimizer.state[param][key]
-        return check.plain(value).float().clone()
+    def value_of(self, name):
+        """Return a copy of what trains: a parameter, or the float32 master of it if the two agree."""
+        param = self.params[name]
+        optimizer, value = self.held.get(name, (None, param))
+        if value is param and optimizer:
+            key = check.copy_key(param, optimizer)
+            value = param if key is None else optimizer.state[param][key]
+        if value is not param and not torch.equal(value.detach().to(param.dtype), param):
+            value = param
+        return on_cpu(value)
+
+    def buffers_now(self):
+        """Return {name: value} of the floating buffers, such as a batch norm's running mean."""
+        found = {check.clean(name): buffer for name, buffer in self.model.named_buffers()}
+        found = {name: item for name, item in found.items() if item.is_floating_point() and check.has_values(item)}
+        return {name: on_cpu(item) for name, item in found.items()}
+
+    def sums_of(self, names):
+        """Return the bit sums of these parameters; those with a master elsewhere are left out: the script copies it."""
+        own = [name for name in names if self.held.get(name, (None, self.params[name]))[1] is self.params[name]]
+        return dict(zip(own, check.bit_sums([self.params[name] for name in own]), strict=True))
+
+    def look_outside(self, names):
+        """Note which parameters changed since the step began, or since the last optimizer.step()."""
+        now = self.sums_of(names)
+        self.step["outside"] += [name for name, total in now.items() if total != self.sums.get(name, total)]
 
     @torch.no_grad()
     def step_begins(self, optimizer, args, kwargs):
-        """Record the gradients of an optimizer's step and the values before it."""
+        """Record the gradients and the settings of an optimizer's step."""
         if self.phase != "recording" or self.model is None:
             return
         if torch.compiler.is_compiling() or is_capturing():
@@ -481,25 +518,25 @@ class Child:
                 self.lead = self.lead or optimizer
                 self.kinds.add(type(optimizer).__name__)
                 self.step["settings"][name] = settings_of(group)
-                self.step["before"][name] = self.value_of(param, optimizer)
+                if name not in self.held:
+                    self.held[name] = (optimizer, param)
+                    self.start[name] = self.value_of(name)
+                self.look_outside([name])
                 if param.grad is not None:
                     gradient = param.grad if scale is None else param.grad / scale
                     self.step["gradients"][name] = on_cpu(gradient)
 
     @torch.no_grad()
     def step_ended(self, optimizer, args, kwargs):
-        """Record the updates of a step, and count it if it is the lead's."""
+        """Count a step if it is the lead's; what changes its weights after it is another thing."""
         if torch.compiler.is_compiling():
             return
         if is_capturing():
             self.captured |= optimizer is self.lead
             return
         if self.phase == "recording":
-            for param in check.params_of(optimizer):
-                name = self.names.get(id(param))
-                if name in self.step["before"]:
-                    before = self.step["before"].pop(name)
-                    self.step["updates"][name] = (self.value_of(param, optimizer) - before).cpu()
+            mine = {self.names.get(id(param)) for param in check.params_of(optimizer)}
+            self.sums |= self.sums_of(mine & self.held.keys())
         if optimizer is self.lead:
             self.count()
 
@@ -514,8 +551,17 @@ class Child:
                 self.answer()
 
     def finish_step(self):
-        """Hand a step to the parent, once all optimizers have stepped."""
-        del self.step["before"]
+        """Hand a step to the parent, once all optimizers have stepped and the script has done what follows them."""
+        for name, start in self.start.items():
+            update = (self.value_of(name).double() - start.double()).float()
+            if name in self.step["settings"] or update.any():
+                self.step["updates"][name] = update
+        self.look_outside(self.params)
+        for name, buffer in self.buffers_now().items():
+            if name in self.buffers and torch.equal(buffer, self.buffers[name]):
+                self.step["still"].append(name)
+            else:
+                self.step["buffers"][name] = buffer
         self.saved = self.steps
         self.say("step", number=self.steps, file=self.save(self.step))
         self.step = self.new_step()

@@ -15,16 +15,20 @@ from common.before_after.names import in_parts, module_names
 from common.ratios import counted
 
 RUNS = ("old", "new", "control", "nudged")
+SMALL = 0.1  # relative error of a gradient: a larger one is no rounding, and no kink such as ReLU's
+NOISE = 1e-3  # of the gradients' root mean square: a much smaller gradient may be all rounding
 CLEAR = 10  # times the allowed error of a gradient: a smaller one may have either sign, and so Adam's step
 
 
 class Difference(NamedTuple):
     """Hold what differs first."""
 
-    kind: str  # data, outputs, loss, gradients, stepped, settings, updates
+    kind: str  # data, outputs, loss, gradients, stepped, settings, updates, buffers
     text: str
     module: str | None = None
     lacking: bool = False  # does new lack gradients?
+    small: bool = False  # may it be that a rounding put values on the other side of a kink, such as ReLU's?
+    step: int = 1
 
     def with_lacking(self, gradients):
         """Add the gradients that new lacks, which matter more than any difference before them."""
@@ -60,8 +64,8 @@ def relative(size, whole):
     return size / whole if whole > 0 else math.inf
 
 
-def nudged(weights, precision):
-    """Return weights that differ by one rounding of the precision that the script computes in."""
+def nudged(weights, precision, times=1):
+    """Return weights that differ by a rounding of the precision that the script computes in, or by several."""
     generator = torch.Generator().manual_seed(0)
     size = 2.0**-23  # half of it would be rounded away
     if precision["use_amp"]:
@@ -72,7 +76,7 @@ def nudged(weights, precision):
     for name, value in weights.items():
         if value.is_floating_point():
             sign = torch.randint(2, value.shape, generator=generator) * 2 - 1
-            value = (value.double() * (1 + size * sign)).to(value.dtype)
+            value = (value.double() * (1 + times * size * sign)).to(value.dtype)
         found[name] = value
     return found
 
@@ -157,7 +161,14 @@ class Judge:
 
     # ------------------------------------------------------------ a step
     def step(self, number, runs):
-        """Return the first Difference of a step, or None; runs: {"old", "new", "control", "nudged": recorded step}."""
+        """Return the first Difference of a step, or None; runs: {"old", "new", "control", "nudged": recorded step}.
+
+        There may be further runs of old, for gradients and updates alone: no output jumps at a kink.
+        """
+        difference = self.difference(number, runs)
+        return difference and difference._replace(step=number)
+
+    def difference(self, number, runs):
         old = runs["old"]
         new = runs["new"]
         difference = self.data(number, old, new)
@@ -167,12 +178,21 @@ class Judge:
         gradients = self.gradients(number, {name: run["given"] for name, run in runs.items()})
         if difference:
             return difference.with_lacking(gradients)
-        return (
+        difference = (
             gradients
             or self.stepped(number, {name: run["gradients"] for name, run in runs.items()})
             or self.settings(number, old, new)
-            or self.updates(number, {name: run["updates"] for name, run in runs.items()})
         )
+        if difference:
+            return difference
+        difference = self.updates(number, {name: run["updates"] for name, run in runs.items()})
+        if difference is None:
+            return self.buffers(number, runs)
+        if bool(old["outside"]) != bool(new["outside"]):
+            one, other = ("new", "old") if new["outside"] else ("old", "new")
+            text = f"; {one} changes weights outside of optimizer.step() too, and {other} does not"
+            difference = difference._replace(text=difference.text + text)
+        return difference
 
     def data(self, number, old, new):
         if len(old["calls"]) != len(new["calls"]):
@@ -186,18 +206,23 @@ class Judge:
         return None
 
     def outputs(self, number, runs):
-        """Compare the outputs of the model's first call, and of the modules inside."""
-        if number > 1:
-            return None
-        calls = {name: run["calls"][0] for name, run in runs.items()}
-        return self.call_outputs(calls, places_in_common(calls["old"]["shapes"], calls["new"]["shapes"]))
+        """Compare the outputs of the model's calls, and of the modules inside the first one."""
+        for four in zip(*(runs[name]["calls"] for name in RUNS), strict=False):
+            calls = dict(zip(RUNS, four, strict=True))
+            places = places_in_common(calls["old"]["shapes"], calls["new"]["shapes"])
+            difference = self.call_outputs(calls, places, f"step {number}: " if number > 1 else "")
+            if difference:
+                return difference
+        return None
 
-    def call_outputs(self, calls, places):
+    def call_outputs(self, calls, places, when=""):
         """Compare outputs, at these places of old's and new's; the loss may stand inside or outside of the model."""
+        if any("BatchNorm" in event["class"] for event in calls["old"].get("trace", ())):
+            self.rounding = self.sum_rounding  # of its mean and variance: sums over the whole batch
         found = []
         for old, new in places:
             values = [calls[name]["outputs"][new if name == "new" else old].float() for name in RUNS]
-            found.append(self.compare(f"output {old + 1}", *values, self.rounding))
+            found.append(self.compare(f"output {old + 1}", values, self.rounding))
         if found:
             self.note("outputs", found)
         if all(item.passed for item in found):
@@ -209,7 +234,7 @@ class Judge:
             place += "; old draws random numbers in its model and new does not: is dropout off?"
         if drew == [False, True]:
             place += "; new draws random numbers in its model and old does not"
-        return Difference("outputs", f"the outputs are off by {worst.error:.2g}{place}", module)
+        return Difference("outputs", f"{when}the outputs are off by {worst.error:.2g}{place}", module)
 
     def first_module(self, calls):
         """Return the module where the first call differs first, and a sentence about it."""
@@ -219,7 +244,7 @@ class Judge:
         seen = {}
         same = None  # the last module that returned the same
         for event, control, nudge in zip(
-            *(calls[name]["trace"] for name in ("old", "control", "nudged")), strict=False
+            *(calls[name].get("trace", ()) for name in ("old", "control", "nudged")), strict=False
         ):
             name = self.modules.get(event["name"])
             key = (event["side"], name)
@@ -235,7 +260,7 @@ class Judge:
             if [v.shape for v in event["values"]] != [v.shape for v in other["values"]]:
                 continue
             values = zip(event["values"], other["values"], control["values"], nudge["values"], strict=True)
-            found = [self.compare("", *four, self.rounding) for four in values]
+            found = [self.compare("", four, self.rounding) for four in values]
             if all(item.error <= 2 * item.bound for item in found):
                 if found and event["side"] == "out":
                     same = event["name"]
@@ -265,17 +290,21 @@ class Judge:
                 self.note("losses", found)
                 times = f", {loss / wanted:.4g} times" if wanted else ""
                 text = f"step {number}: the loss is {loss:.6g} in new and {wanted:.6g} in old{times}"
-                if number == 1 and "outputs" in self.worst:
+                if "outputs" in self.worst:
                     text += "; the model's outputs are the same, so the loss is computed differently"
                 return Difference("loss", text)
         if found:
             self.note("losses", found)
         return None
 
-    def compare(self, name, old, new, control, nudge, one, least=0.0):
-        """Return the comparison of one tensor; one: relative error of a rounding; least: absolute error allowed."""
+    def compare(self, name, values, one, least=0.0):
+        """Return the comparison of one tensor; values: of old, new and old's other runs.
+
+        one: relative error of a rounding. least: absolute error allowed.
+        """
+        old, new, *others = values
         size = rms(old)
-        noise = max(rms(control - old), rms(nudge - old))
+        noise = max(rms(other - old) for other in others)
         bound = allowed(relative(noise, size), one) + relative(least, size)
         return Compared(name, relative(rms(new - old), size), bound, relative(rms(new), size))
 
@@ -286,14 +315,16 @@ class Judge:
         if not failed:
             return None
         text = f"step {number}: {len(failed)} of {len(found)} gradients differ"
+        small = False
         if lacking:
             text = f"step {number}: new lacks {len(lacking)} of {len(found)} gradients: {folded(lacking)}"
         elif factor := common_factor(failed, found):
             text += f", all by one factor, {factor:.4g}: the loss's divisor?"
         else:
             text += f": {folded([item.name for item in failed])}"
+            small = are_small(failed)
         # backward meets the last module first
-        return Difference("gradients", text, failed[-1].name.rpartition(".")[0], bool(lacking))
+        return Difference("gradients", text, failed[-1].name.rpartition(".")[0], bool(lacking), small)
 
     def stepped(self, number, runs):
         """Compare the gradients that the optimizer gets."""
@@ -320,10 +351,10 @@ class Judge:
             new = parts["new"][name]
             if old is None and new is None:
                 continue
-            shown = [parts[run][name] for run in RUNS]
+            shown = [part[name] for part in parts.values()]
             like = old if new is None else new
             shown = [torch.zeros_like(like, dtype=torch.float32) if v is None else v.float() for v in shown]
-            item = self.compare(name, *shown, self.sum_rounding, self.sum_rounding * whole)
+            item = self.compare(name, shown, self.sum_rounding, self.sum_rounding * whole)
             found.append(item)
             if not item.passed and item.factor == 0:
                 lacking.append(name)
@@ -332,6 +363,22 @@ class Judge:
         if found:
             self.note(kind, found)
         return found, lacking
+
+    def has_kinks(self, old, near, far, times):
+        """Tell whether old's gradients jump: nudges that grow by a factor move them by quite another one.
+
+        near, far: {name: gradient} with weights nudged less and more. times: the factor.
+        """
+        old, near, far = (self.parts(values, "old") for values in (old, near, far))
+        whole = size_of(old.values())
+        for name, value in old.items():
+            if value is None or near[name] is None or far[name] is None or rms(value) < NOISE * whole:
+                continue
+            moved = rms(far[name] - value)
+            ratio = relative(moved, rms(near[name] - value))
+            if moved > self.sum_rounding * rms(value) and not times / 4 <= ratio <= times * 4:
+                return True
+        return False
 
     def settings(self, number, old, new):
         """Compare what the optimizer's groups say of each parameter, if both have a setting."""
@@ -370,12 +417,12 @@ class Judge:
             if old is None and new is None:
                 continue
             like = old if new is None else new
-            shown = [parts[run][name] for run in RUNS]
+            shown = [part[name] for part in parts.values()]
             shown = [torch.zeros_like(like) if v is None else v for v in shown]
             if name in self.clear:
                 shown = [value[self.clear[name]] for value in shown]
             least = self.sum_rounding * whole + self.last_place * self.sizes.get(name, 0.0)
-            item = self.compare(name, *shown, self.sum_rounding, least)
+            item = self.compare(name, shown, self.sum_rounding, least)
             found.append(item)
             if not item.passed and item.factor == 0:
                 still.append(name)
@@ -385,13 +432,36 @@ class Judge:
         if not failed:
             return None
         text = f"step {number}: the gradients agree, but {len(failed)} of {len(found)} updates differ"
+        small = False
         if still:
             text = f"step {number}: new never updates {len(still)} of {len(found)} parameters: {folded(still)}"
         elif factor := common_factor(failed, found):
             text += f", all by one factor, {factor:.4g}"
         else:
             text += f": {folded([item.name for item in failed])}"
-        return Difference("updates", text, failed[0].name.rpartition(".")[0])
+            small = are_small(failed)
+        return Difference("updates", text, failed[0].name.rpartition(".")[0], small=small)
+
+    def buffers(self, number, runs):
+        """Compare buffers that old's step changes, such as a batch norm's running mean; a loss may never show them."""
+        found = []
+        least = self.sum_rounding * size_of(runs["old"]["buffers"].values())  # a mean may be about 0
+        for name in runs["old"]["buffers"]:
+            module, _, leaf = name.rpartition(".")
+            other = f"{self.modules[module]}.{leaf}".lstrip(".") if module in self.modules else None
+            if other in runs["new"]["still"]:
+                return Difference("buffers", f"step {number}: new never updates {other}, and old does", module)
+            values = [run["buffers"].get(other if side == "new" else name) for side, run in runs.items()]
+            if any(value is None or value.shape != values[0].shape for value in values):
+                continue  # new may keep it in another way
+            found.append(self.compare(name, [value.float() for value in values], self.sum_rounding, least))
+        if found:
+            self.note("buffers", found)
+        failed = [item.name for item in found if not item.passed]
+        if not failed:
+            return None
+        text = f"step {number}: the updates agree, but buffers differ: {folded(failed)}"
+        return Difference("buffers", text, failed[0].rpartition(".")[0])
 
     # ------------------------------------------------------------ a replay
     def replay(self, runs):
@@ -430,6 +500,10 @@ def size_of(values):
     values = [value for value in values if value is not None]
     count = sum(value.numel() for value in values)
     return math.sqrt(sum(rms(value) ** 2 * value.numel() for value in values) / count) if count else 0.0
+
+
+def are_small(failed):
+    return max(item.error for item in failed) <= SMALL
 
 
 def common_factor(failed, found):

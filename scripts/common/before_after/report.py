@@ -10,6 +10,7 @@ WORDS = {  # kind: one, several
     "gradients": ("gradient after backward", "gradients after backward"),
     "stepped": ("gradient at the step", "gradients at the step"),
     "updates": ("update", "updates"),
+    "buffers": ("buffer", "buffers"),
 }
 
 

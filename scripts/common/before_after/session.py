@@ -15,6 +15,7 @@ from common.command_line import progress
 from common.runs import OutOfMemory
 
 OLD, NEW, CONTROL, NUDGED = "old", "new", "control", "nudged"
+FURTHER = {"nudged 16 times": 16, "nudged 256 times": 256}  # old with weights that differ by several roundings
 SAME_MODEL = "same model, data or loss not compared"
 NOT_SAME = "not the same computation"
 NOT_COMPARABLE = "not comparable"
@@ -39,6 +40,11 @@ class Held(NamedTuple):
     precision: dict
 
     @property
+    def is_coarse(self):
+        """Tell whether it computes in less than float32: one rounding of that is a large nudge already."""
+        return self.precision["use_amp"] or self.precision["tf32"]
+
+    @property
     def shapes(self):
         return {name: tuple(value.shape) for name, value in self.weights.items()}
 
@@ -52,13 +58,14 @@ class Session:
     """Hold the commands of two scripts, their running processes, and how their names are paired."""
 
     def __init__(self, old, new, maps, fuses):
-        self.commands = {OLD: old, NEW: new, CONTROL: old, NUDGED: old}
+        self.commands = {OLD: old, NEW: new, CONTROL: old, NUDGED: old} | dict.fromkeys(FURTHER, old)
         self.maps = maps
         self.fuses = fuses
         self.children = Children()
         self.together = True  # do the processes fit into memory beside each other?
         self.start_s = 0.0  # seconds that a start took
         self.held = {}
+        self.path = {}  # number of a step -> old's weights before it
         self.pairs = []
 
     @property
@@ -116,20 +123,25 @@ class Session:
         except Unpaired as error:
             raise Verdict(NOT_COMPARABLE, str(error)) from None
 
-    def load(self, name, run, pairs=None):
-        """Have a script overwrite its weights with old's."""
-        weights = self.held[OLD].weights
+    def load(self, name, run, weights=None, pairs=None):
+        """Have a script overwrite its weights with old's: these, or the first."""
+        weights = weights or self.held[OLD].weights
         if name == OLD:
             return
-        if name == NUDGED:
-            weights = nudged(weights, self.held[OLD].precision)
+        if name == NUDGED or name in FURTHER:
+            weights = nudged(weights, self.held[OLD].precision, FURTHER.get(name, 1))
         if name == NEW:
             weights = to_new(pairs or self.pairs, weights, self.held[NEW].shapes)
         run.ask(do="load", file=run.write("weights", {key: value.clone() for key, value in weights.items()}))
         run.answer(STEP_S)
 
     def record(self, names, steps):
-        """Record the first steps of these scripts; return {name: Recorded}."""
+        """Record the first steps of these scripts, old before the others; return {name: Recorded}.
+
+        The others begin each step with the weights that old begins it with: a rounding does not grow from step to step.
+        """
+        if OLD in names:
+            self.path = {}
 
         def prepare(name, run):
             self.hold(name, run)
@@ -141,6 +153,14 @@ class Session:
                 message = run.answer(STEP_S)
                 if message["at"] == "recorded":
                     return Recorded(found, message)
+                if message["at"] == "held":
+                    if name == OLD:
+                        run.ask(do="weights")
+                        self.path[len(found)] = read_tensors(run.answer(STEP_S)["file"])
+                    elif len(found) in self.path:
+                        self.load(name, run, self.path[len(found)])
+                    run.ask(do="record")
+                    continue
                 found.append(read_tensors(message["file"]))
 
         return self.visit(names, steps, prepare, collect)
@@ -164,7 +184,7 @@ class Session:
                 return ask(name, run)
             found = []
             for pairs in orders(self.pairs):
-                self.load(NEW, run, pairs)
+                self.load(NEW, run, pairs=pairs)
                 found.append((pairs, ask(name, run)))
             return found
 
