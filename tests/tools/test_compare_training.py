@@ -13,7 +13,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import compare_training
-from common.before_after import child, judge, runs, speed
+from common.before_after import child, judge, report, runs, speed
 from common.before_after.names import Pair, Unpaired, in_parts, orders, pair_names, to_new
 from common.before_after.session import CONTROL, NEW, OLD
 from common.versions import REPOSITORY
@@ -137,9 +137,12 @@ class Model(nn.Module):
         self.first = nn.Linear(6, 16)
         self.norm = nn.BatchNorm1d(16, momentum=0.01 if "momentum" in WAYS else 0.1)
         self.last = nn.Linear(16, 3)
+        self.spare = nn.Parameter(torch.ones(4))
 
     def forward(self, x):
-        x = self.first(x)
+        x = self.first(x) + 0 * self.spare.sum()
+        if "used" in WAYS:
+            x = x + (self.spare - self.spare.detach()).sum()
         if "rounded" in WAYS:
             x = (x + 16) - 16
         if "steep" in WAYS:
@@ -166,17 +169,21 @@ for step in range(5):
             average.lerp_(param, 0.5)
             if "clip" in WAYS and step == 2:
                 param.clamp_(-0.3, 0.3)
+            if "spare" in WAYS:
+                model.spare.mul_(0.9)
             if "average" in WAYS and step == 2:
                 param.copy_(average)
 """
-OUTSIDE = "2 of 6 updates differ.*; new changes weights outside of optimizer.step.. too, and old does not"
+OUTSIDE = "4 of 7 updates differ.*; new changes weights outside of optimizer.step.. too, and old does not"
 IN_A_STEP = {  # ways of old, of new: verdict, words of the reason
     ("kinks", "kinks rounded"): (SAME, ""),  # another side of ReLU's kink is a large error of the gradient
-    ("kinks", "kinks steep"): ("not the same computation", "step 2: 2 of 4 gradients differ: first.weight"),
-    ("", "steep"): ("not the same computation", "step 1: 2 of 4 gradients differ: first.weight"),
+    ("kinks", "kinks steep"): ("not the same computation", "step 2: 2 of 5 gradients differ: first.weight"),
+    ("", "steep"): ("not the same computation", "step 1: 2 of 5 gradients differ: first.weight"),
     ("", "clip"): ("not the same computation", f"step 3: the gradients agree, but {OUTSIDE}"),
     ("average", "average"): (SAME, ""),
-    ("", "average"): ("not the same computation", "step 3: the gradients agree, but 4 of 6 updates differ"),
+    ("", "spare"): ("not the same computation", "step 1: the gradients agree, but 1 of 7 updates differ: spare"),
+    ("", "used"): ("not the same computation", "step 1: 1 of 5 gradients differ: spare"),
+    ("", "average"): ("not the same computation", "step 3: the gradients agree, but 4 of 7 updates differ"),
     ("norm", "norm momentum"): ("not the same computation", "buffers differ: norm.running_mean, norm.running_var"),
 }
 
@@ -463,6 +470,15 @@ def test_other_data_are_described():
         "tensor 2 of its input is a different one: 100 % of its values differ"
     )
     assert judge.describe_data([x], [x.t()]) == "its input is [3, 4], and old's is [4, 3]"
+
+
+def test_what_one_rounding_changes_as_much_as_it_is_counts_as_not_compared():
+    """Where a sign decides, as in Lion's step, such a tensor was "allowed 75"."""
+    found = judge.Judge([], {}, {"use_amp": False, "tf32": False, "device": "cpu"}, {})
+    found.note("updates", [judge.Compared("a", 0.5, 75.0, 1.0), judge.Compared("b", 1e-6, 1e-5, 1.0)])
+    row = report.row_of("updates", *found.worst["updates"])
+    assert row.startswith("2 updates, off by at most 1e-06 (b), allowed 1e-05; not compared, as one rounding")
+    assert row.endswith(": a")
 
 
 @pytest.mark.parametrize(

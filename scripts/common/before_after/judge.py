@@ -66,7 +66,7 @@ def relative(size, whole):
 
 def nudged(weights, precision, times=1):
     """Return weights that differ by a rounding of the precision that the script computes in, or by several."""
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(times)
     size = 2.0**-23  # half of it would be rounded away
     if precision["use_amp"]:
         size = LAST_PLACE[precision["amp_dtype"]] / 2
@@ -149,15 +149,19 @@ class Judge:
         self.sizes = {name: rms(value) for name, value in self.parts(weights, "old").items() if value is not None}
         self.last_place = 2.0**-23 if not precision["use_amp"] else LAST_PLACE[precision["amp_dtype"]]
         self.clear = {}  # part -> where a gradient was clearly not zero
-        self.worst = {}  # kind -> (number in a step, Compared)
+        self.nonzero = {}  # part -> where it was not exactly zero in every run
+        self.worst = {}  # kind -> (number in a step, Compared, names of those that cannot be compared)
 
     def parts(self, values, side):
         return in_parts(self.pairs, values, self.shapes, side)
 
     def note(self, kind, found):
-        """Keep the worst of a kind, and how many there were in this step."""
-        _, worst = self.worst.get(kind, (0, found[0]))
-        self.worst[kind] = (len(found), max(worst, *found, key=lambda item: relative(item.error, item.bound)))
+        """Keep the worst of a kind, how many there were in this step, and those of which old itself is too unsure."""
+        loose = [item.name for item in found if item.passed and item.bound >= 1]
+        judged = [item for item in found if item.name not in loose]
+        _, worst, before = self.worst.get(kind, (0, None, []))
+        worst = max(filter(None, [worst, *judged]), key=lambda item: relative(item.error, item.bound), default=None)
+        self.worst[kind] = (len(found), worst, list(dict.fromkeys(before + loose)))
 
     # ------------------------------------------------------------ a step
     def step(self, number, runs):
@@ -174,7 +178,7 @@ class Judge:
         difference = self.data(number, old, new)
         if difference:
             return difference
-        difference = self.outputs(number, runs) or self.losses(number, old, new)
+        difference = self.outputs(number, runs) or self.losses(number, runs)
         gradients = self.gradients(number, {name: run["given"] for name, run in runs.items()})
         if difference:
             return difference.with_lacking(gradients)
@@ -276,17 +280,17 @@ class Judge:
             return around, f", first inside {around}{after} and before {title}"
         return None, ""
 
-    def losses(self, number, old, new):
-        one = old["losses"]
-        other = new["losses"]
-        if len(one) != len(other):  # several backward passes, or one of their sum
-            one = [sum(one)]
-            other = [sum(other)]
+    def losses(self, number, runs):
+        losses = [runs[name]["losses"] for name in RUNS]
+        if len({len(values) for values in losses}) > 1:  # several backward passes, or one of their sum
+            losses = [[sum(values)] for values in losses]
         found = []
-        for wanted, loss in zip(one, other, strict=True):
+        for wanted, loss, *others in zip(*losses, strict=True):
             error = relative(abs(loss - wanted), abs(wanted))
-            found.append(Compared(f"step {number}", error, self.loss_bound, relative(loss, wanted)))
-            if not same_loss(loss, wanted, self.loss_bound):
+            noise = max(relative(abs(other - wanted), abs(wanted)) for other in others)
+            bound = max(self.loss_bound, 2 * noise)  # an optimizer that calls the model again amplifies a rounding
+            found.append(Compared(f"step {number}", error, bound, relative(loss, wanted)))
+            if not same_loss(loss, wanted, bound):
                 self.note("losses", found)
                 times = f", {loss / wanted:.4g} times" if wanted else ""
                 text = f"step {number}: the loss is {loss:.6g} in new and {wanted:.6g} in old{times}"
@@ -303,7 +307,7 @@ class Judge:
         one: relative error of a rounding. least: absolute error allowed.
         """
         old, new, *others = values
-        size = rms(old)
+        size = rms(old) or least / one  # all zeros, of which no error is relative: to all tensors' size
         noise = max(rms(other - old) for other in others)
         bound = allowed(relative(noise, size), one) + relative(least, size)
         return Compared(name, relative(rms(new - old), size), bound, relative(rms(new), size))
@@ -360,6 +364,8 @@ class Judge:
                 lacking.append(name)
             clear = shown[0].abs() > CLEAR * item.bound * rms(shown[0])
             self.clear[name] = clear | self.clear.get(name, clear)
+            nonzero = torch.stack(shown).any(0)
+            self.nonzero[name] = nonzero | self.nonzero.get(name, nonzero)
         if found:
             self.note(kind, found)
         return found, lacking
@@ -408,7 +414,7 @@ class Judge:
         return found
 
     def updates(self, number, runs):
-        """Compare what the step added to each parameter, where its gradient is clearly not zero."""
+        """Compare what the step added to each parameter; not where a gradient may be a rounding, with either sign."""
         parts = {name: self.parts(run, "new" if name == "new" else "old") for name, run in runs.items()}
         whole = size_of(parts["old"].values())
         found, still = [], []
@@ -420,7 +426,8 @@ class Judge:
             shown = [part[name] for part in parts.values()]
             shown = [torch.zeros_like(like) if v is None else v for v in shown]
             if name in self.clear:
-                shown = [value[self.clear[name]] for value in shown]
+                known = self.clear[name] | ~self.nonzero[name]
+                shown = [value[known] for value in shown]
             least = self.sum_rounding * whole + self.last_place * self.sizes.get(name, 0.0)
             item = self.compare(name, shown, self.sum_rounding, least)
             found.append(item)

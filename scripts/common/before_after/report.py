@@ -1,5 +1,6 @@
 """Write the report of compare_training.py: the verdict first, then a row for each thing that was compared."""
 
+from common.before_after.judge import folded
 from common.before_after.session import NEW, OLD
 from common.ratios import counted, median, noise_line
 from common.tables import markdown, markdown_table, rounded
@@ -18,10 +19,14 @@ def number(value):
     return "0" if not value else f"{value:.2g}"
 
 
-def row_of(kind, count, worst):
-    """Return the row on what was compared of a kind."""
-    what = f"{count} {WORDS[kind][count != 1]}"
-    return f"{what}, off by at most {number(worst.error)} ({worst.name}), allowed {number(worst.bound)}"
+def row_of(kind, count, worst, loose):
+    """Return the row on what was compared of a kind, and on what one rounding changes too much to be compared."""
+    text = f"{count} {WORDS[kind][count != 1]}"
+    if worst:
+        text += f", off by at most {number(worst.error)} ({worst.name}), allowed {number(worst.bound)}"
+    if loose:
+        text += f"; not compared, as one rounding changes old's own by as much as they are: {folded(loose)}"
+    return text
 
 
 def work_of(step):
