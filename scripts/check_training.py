@@ -974,6 +974,7 @@ def hooked(watch):
 FATES = {  # fate: its line in the report; a fate without a line is sound
     "no_gradient": "NO GRADIENT although the output depends on them",
     "zero_gradient": "a gradient of zeros although the output depends on them",
+    "both_zero": "a gradient of zeros in every step, because what they are multiplied with is zero too",
     "cleared": "a gradient in backward, and none at the optimizer's step",
     "replaced": "a gradient, but the optimizer holds other tensors with their shapes",
     "no_optimizer": "a gradient, but no optimizer",
@@ -1203,6 +1204,7 @@ def perturb(param):
 def fates_by_use(watch, suspects):
     """Return {suspect: fate} by whether the outputs depend on it, and sentences on what could not be asked."""
     used = set()
+    dead = set()
     aside = set()
     unknown = set()
     reasons = []
@@ -1220,6 +1222,7 @@ def fates_by_use(watch, suspects):
                 used.add(record)
             used -= new_paths(watch, rerun, [record for record in mine if record in used and not record.arrived])
             rest = [record for record in mine if record not in used]
+            dead.update(zero_factors(rerun, rest, end))
             with contextlib.suppress(Unrepeatable):  # there may be no such output
                 aside.update(dependent(Rerun(module, root, detached=True), rest, end))
         except Unrepeatable as reason:
@@ -1235,6 +1238,8 @@ def fates_by_use(watch, suspects):
     for record in suspects:
         if record in used:
             fates[record] = fate_of_used(record)
+        elif record in dead:
+            fates[record] = "both_zero"
         elif record in aside:
             fates[record] = "not_reached"
         elif record in unknown:
@@ -1297,6 +1302,22 @@ def dependent(rerun, records, end):
             continue
         middle = len(group) // 2
         groups += [group[:middle], group[middle:]]
+
+
+def zero_factors(rerun, records, end):
+    """Return those records with a gradient of zeros that are zero, and that matter once the others are not."""
+    zero = [record for record in records if record.arrived and float(largest(record.param)) == 0]
+    if len(zero) < 2:
+        return []
+    rerun.usual = None
+    try:
+        for record in zero:
+            perturb(record.param)
+        return list(dependent(rerun, zero, end))
+    finally:
+        rerun.usual = None
+        for record in zero:
+            record.param.detach().zero_()
 
 
 # ------------------------------------------------------------ where the gradient ends
@@ -1420,6 +1441,7 @@ class Finding:
 BUILD_AFTER = "the optimizer was built before the model was copied, replaced or tied: build it afterwards"
 NEXT = {  # kind of a finding: what to do
     "no_gradient": "at that place, look for detach, .data, .item(), numpy, no_grad, or a kernel without a backward",
+    "both_zero": "begin one of the two at random, as LoRA's A",
     "zero_gradient": "look for a mask, a backward that returns zeros, or float16 without a gradient scaler",
     "cleared": "between backward and the optimizer's step, look for zero_grad, a clip to 0 or a new .grad",
     "replaced": BUILD_AFTER,

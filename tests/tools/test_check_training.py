@@ -588,6 +588,18 @@ model = Model()
 optimizer = torch.optim.AdamW(model.parameters())
 train()
 """
+ADAPTER = """
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.base = nn.Linear(4, 2)
+        self.a, self.b = nn.Linear(4, 3, bias=False), nn.Linear(3, 2, bias=False)
+    def forward(self, x):
+        return self.base(x) + self.b(self.a(x))
+model = Model()
+nn.init.zeros_(model.b.weight)
+optimizer = torch.optim.AdamW(model.parameters())
+"""
 BYOL = """
 online, target = (nn.Sequential(*(nn.Linear(4, 4) if i % 2 == 0 else nn.Tanh() for i in range(5))) for _ in range(2))
 target.requires_grad_(False)
@@ -618,6 +630,8 @@ SPEAKS = {  # script: its finding or warning, and words of the report; of a soun
         "zero_frozen",
         "0.w",
     ),
+    "adapter": (ADAPTER + "train()", None, "sound"),
+    "both_ends_zero": (ADAPTER + "nn.init.zeros_(model.a.weight)\ntrain()", "both_zero", "2 of 4 tensors"),
     "late_expert": (
         ROUTED.replace("LIST", "nn.ModuleList(nn.Linear(4, 4) for _ in range(2))").replace("USE", "self.experts[i](x)"),
         *("unused", "experts.1.weight, experts.1.bias"),
