@@ -71,6 +71,7 @@ class Comparison:
             self.prove_names(difference)
             difference = self.first_difference()
         if difference is None:
+            self.check_length()
             return
         if difference.kind == "data":
             self.judge_models(difference)
@@ -135,6 +136,14 @@ class Comparison:
                 raise Verdict(NOT_COMPARABLE, f"{name} steps its optimizer inside backward: step after it")
         if not all(run.steps for run in self.recorded.values()):
             raise Verdict(NOT_COMPARABLE, "no whole step was recorded")
+
+    def check_length(self):
+        """Raise the Verdict where one script has fewer steps than were compared in the other."""
+        counts = {name: len(self.recorded[name].steps) for name in (OLD, NEW)}
+        short, other = sorted(counts, key=counts.get)
+        if counts[short] < counts[other]:
+            text = f"{short} ended after {counted(counts[short], 'step')}, {other} did not: let it train for {RECORDED}"
+            raise Verdict(NOT_COMPARABLE, text)
 
     def check_control(self):
         """Raise the Verdict where old does not repeat its own numbers."""

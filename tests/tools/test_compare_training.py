@@ -152,18 +152,28 @@ class Model(nn.Module):
 
 torch.manual_seed(0)
 model = Model()
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+def make_optimizer():
+    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.1 * ("decay" in WAYS))
+optimizer = make_optimizer()
 averages = [param.detach().clone() for param in model.parameters()]
 x = torch.randn(96, 6)
 if "kinks" in WAYS:  # rows that give the first unit 4e-7: rounded away, and more than one nudge of the weights
     weight, bias = model.first.weight.detach()[0], model.first.bias.detach()[0]
     for _ in range(2):
         x[:6] -= torch.outer(x[:6] @ weight + bias - 4e-7, weight) / weight.square().sum()
-for step in range(5):
+def closure():
     loss = (model(x) - x[:, :3]).square().mean()
     optimizer.zero_grad()
     loss.backward()
-    optimizer.step()
+    return loss
+for step in range(1 if "short" in WAYS else 5):
+    if "closure" in WAYS:
+        optimizer.step(closure)
+    else:
+        closure()
+        optimizer.step()
+    if "rebuilt" in WAYS:
+        optimizer = make_optimizer()
     with torch.no_grad():
         for param, average in zip(model.parameters(), averages):
             average.lerp_(param, 0.5)
@@ -184,6 +194,12 @@ IN_A_STEP = {  # ways of old, of new: verdict, words of the reason
     ("", "spare"): ("not the same computation", "step 1: the gradients agree, but 1 of 7 updates differ: spare"),
     ("", "used"): ("not the same computation", "step 1: 1 of 5 gradients differ: spare"),
     ("", "average"): ("not the same computation", "step 3: the gradients agree, but 4 of 7 updates differ"),
+    ("closure", "closure decay"): (
+        "not the same computation",
+        "^step 1: the optimizer's weight_decay 0.1 in new and 0 in old",
+    ),
+    ("", "rebuilt"): ("not the same computation", "step 2: the gradients agree, but 4 of 7 updates differ"),
+    ("", "short"): ("not comparable", "new ended after 1 step, old did not: let it train for 3"),
     ("norm", "norm momentum"): ("not the same computation", "buffers differ: norm.running_mean, norm.running_var"),
 }
 
@@ -470,6 +486,12 @@ def test_other_data_are_described():
         "tensor 2 of its input is a different one: 100 % of its values differ"
     )
     assert judge.describe_data([x], [x.t()]) == "its input is [3, 4], and old's is [4, 3]"
+
+
+@pytest.mark.parametrize(("errors", "factor"), [([0.5, 0.501], 0.5), ([1e-4, 3e-4], None)])
+def test_a_factor_explains_a_difference_only_if_nothing_else_differs(errors, factor):
+    found = [judge.Compared(str(error), error, 1e-5, 1 - 0.5 * (factor is not None)) for error in errors]
+    assert judge.common_factor(found, found) == factor
 
 
 def test_what_one_rounding_changes_as_much_as_it_is_counts_as_not_compared():

@@ -501,8 +501,27 @@ class Child:
         now = self.sums_of(names)
         self.step["outside"] += [name for name, total in now.items() if total != self.sums.get(name, total)]
 
-    @torch.no_grad()
     def step_begins(self, optimizer, args, kwargs):
+        """Look at an optimizer before its step, or once its closure has computed the gradients."""
+        closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+        if not callable(closure) or not self.listens():
+            self.look(optimizer)
+            return None
+        calls = []
+
+        @functools.wraps(closure)
+        def watched():
+            calls.append(closure())
+            if len(calls) == 1:
+                self.look(optimizer)
+            return calls[-1]
+
+        if "closure" in kwargs:
+            return args, {**kwargs, "closure": watched}
+        return (args[0], watched, *args[2:]), kwargs
+
+    @torch.no_grad()
+    def look(self, optimizer):
         """Record the gradients and the settings of an optimizer's step."""
         if self.phase != "recording" or self.model is None:
             return
@@ -518,8 +537,9 @@ class Child:
                 self.lead = self.lead or optimizer
                 self.kinds.add(type(optimizer).__name__)
                 self.step["settings"][name] = settings_of(group)
-                if name not in self.held:
-                    self.held[name] = (optimizer, param)
+                is_new = name not in self.held
+                self.held[name] = (optimizer, param)
+                if is_new:
                     self.start[name] = self.value_of(name)
                 self.look_outside([name])
                 if param.grad is not None:
@@ -537,8 +557,13 @@ class Child:
         if self.phase == "recording":
             mine = {self.names.get(id(param)) for param in check.params_of(optimizer)}
             self.sums |= self.sums_of(mine & self.held.keys())
-        if optimizer is self.lead:
+        if optimizer is self.lead or self.replaces_lead(optimizer):
+            self.lead = optimizer
             self.count()
+
+    def replaces_lead(self, optimizer):
+        """Tell whether an optimizer holds the lead's parameters, as one that a script makes anew in its loop."""
+        return bool(self.lead) and check.ids_of(optimizer) == check.ids_of(self.lead)
 
     def count(self):
         """Count a step of the loop; hold it where the parent waits for it."""
@@ -607,6 +632,8 @@ class Child:
 
     def why_it_ended(self):
         """Return why a script's end came too early."""
+        if self.model is None and check.compiled_graphs():
+            return "its model runs in a compiled function only: compile the model itself, not what calls it"
         if self.model is None:
             return "no module with parameters was called with gradients"
         if not self.steps:

@@ -292,7 +292,7 @@ class Judge:
             found.append(Compared(f"step {number}", error, bound, relative(loss, wanted)))
             if not same_loss(loss, wanted, bound):
                 self.note("losses", found)
-                times = f", {loss / wanted:.4g} times" if wanted else ""
+                times = f", {loss / wanted:.4g} times" if wanted and error > 0.001 else ""
                 text = f"step {number}: the loss is {loss:.6g} in new and {wanted:.6g} in old{times}"
                 if "outputs" in self.worst:
                     text += "; the model's outputs are the same, so the loss is computed differently"
@@ -514,8 +514,10 @@ def are_small(failed):
 
 
 def common_factor(failed, found):
-    """Return the factor between new and old if it is one for all tensors."""
+    """Return the factor between new and old if it is one for all tensors, and explains how far they are apart."""
     factors = [item.factor for item in found if 0 < item.factor < math.inf]
+    if any(item.error > 1.1 * abs(item.factor - 1) for item in failed):
+        return None
     if len(failed) < len(found) or len(factors) < 2 or max(factors) > 1.01 * min(factors):
         return None
     return factors[0]
