@@ -426,7 +426,8 @@ class Optimizers:
     def ends_iteration(self, optimizer, limit):
         """Count a step; say whether it is the lead's. Another optimizer that makes limit steps without it leads."""
         self.steps += 1
-        if optimizer is self.lead:
+        if optimizer is self.lead or ids_of(optimizer) == ids_of(self.lead):  # a script may make it anew in its loop
+            self.lead = optimizer
             self.others.clear()
             return True
         self.others[optimizer] += 1

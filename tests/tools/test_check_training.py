@@ -600,6 +600,13 @@ model = Model()
 nn.init.zeros_(model.b.weight)
 optimizer = torch.optim.AdamW(model.parameters())
 """
+REBUILT = """
+for step in range(9):
+    optimizer = torch.optim.AdamW(model.parameters())
+    F.cross_entropy(model(torch.randn(6, 4)), torch.randint(2, (6,))).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
 BYOL = """
 online, target = (nn.Sequential(*(nn.Linear(4, 4) if i % 2 == 0 else nn.Tanh() for i in range(5))) for _ in range(2))
 target.requires_grad_(False)
@@ -630,6 +637,7 @@ SPEAKS = {  # script: its finding or warning, and words of the report; of a soun
         "zero_frozen",
         "0.w",
     ),
+    "optimizer_made_anew": (REBUILT, None, "script.py, 8 steps"),
     "adapter": (ADAPTER + "train()", None, "sound"),
     "both_ends_zero": (ADAPTER + "nn.init.zeros_(model.a.weight)\ntrain()", "both_zero", "2 of 4 tensors"),
     "late_expert": (

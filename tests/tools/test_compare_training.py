@@ -184,7 +184,7 @@ for step in range(1 if "short" in WAYS else 5):
             if "average" in WAYS and step == 2:
                 param.copy_(average)
 """
-OUTSIDE = "4 of 7 updates differ.*; new changes weights outside of optimizer.step.. too, and old does not"
+OUTSIDE = "5 of 7 updates differ.*; new changes weights outside of optimizer.step.. too, and old does not"
 IN_A_STEP = {  # ways of old, of new: verdict, words of the reason
     ("kinks", "kinks rounded"): (SAME, ""),  # another side of ReLU's kink is a large error of the gradient
     ("kinks", "kinks steep"): ("not the same computation", "step 2: 2 of 5 gradients differ: first.weight"),
