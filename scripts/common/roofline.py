@@ -235,6 +235,8 @@ def ceilings_for(profile):
 
     precision = profile.metadata.get("precision") or precision_of(profile)
     gpu = gpu_named(profile.device or "")
+    if profile.metadata.get("rounds_to_tf32") is False and not emulates_tf32(profile.device or ""):
+        precision = "float32"  # the run asked for TF32, and its matmuls took no notice
     here = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     if profile.on_cpu or (precision and here and profile.device in (None, here)):
         device = "cpu" if profile.on_cpu else "cuda"
@@ -285,7 +287,8 @@ def precision_here(precision, device):
     if precision != "tf32":
         return precision
     torch.set_float32_matmul_precision("high")
-    return "tf32" if rounds_to_tf32(device) else "float32"
+    emulated = device != "cpu" and emulates_tf32(torch.cuda.get_device_name(device))
+    return "tf32" if emulated or rounds_to_tf32(device) else "float32"
 
 
 def doubts(profile):
