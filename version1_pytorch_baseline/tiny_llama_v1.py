@@ -290,6 +290,14 @@ PROFILERS = {
     "ncu": ("NV_NSIGHT_INJECTION_", "NV_COMPUTE_PROFILER_"),
     "an NVTX tool": ("NVTX_INJECTION64_PATH", "CUDA_INJECTION64_PATH"),
 }
+# Options that not all versions have, by a part of the name: for the message about an unknown one.
+ELSEWHERE = {
+    "compile-mode": "versions 2 and 4 have",
+    "compile": "versions 2, 3 and 4 have",
+    "fp8|fused-loss|kernel": "version 3 has",
+    "fus|flash": "version 2 has",
+    "attention-backend": "version 4 has",
+}
 NO_REGION = contextlib.nullcontext()
 
 
@@ -338,14 +346,24 @@ def between(kind, low, high):
     """Return a converter for argparse that accepts numbers from low to high."""
 
     def number(text):
-        if not text.isascii() or "_" in text:  # digits of other scripts, or Python's 1_0
-            raise ValueError
-        if not low <= kind(text) <= high:
-            raise argparse.ArgumentTypeError(f"must be from {low} to {high}, got {text}")
-        return kind(text)
+        with contextlib.suppress(ValueError):
+            if text.isascii() and "_" not in text and low <= kind(text) <= high:  # no Python's 1_0, no other digits
+                return kind(text)
+        name = "whole number" if kind is int else "number"
+        raise argparse.ArgumentTypeError(f"must be a {name} from {low} to {high}, got {text}")
 
-    number.__name__ = kind.__name__  # argparse puts it into its message
     return number
+
+
+def hint(word, options):
+    """Return what an unknown option --word may mean, in brackets, or an empty text."""
+    for part, having in ELSEWHERE.items():
+        if re.search(part, word) and str(VERSION) not in having:
+            return f" ({having} such an option, version {VERSION} doesn't)"
+    ending = [option for option in options if option.endswith(f"-{word}")]
+    for option in ending or difflib.get_close_matches(f"--{word}", options, n=1):
+        return f" (did you mean {option}?)"
+    return ""
 
 
 def build_parser():
@@ -355,9 +373,8 @@ def build_parser():
     def error(message):
         """Exit with status 2; print the message on local rank 0 only."""
         another_rank_prints = os.environ.keys() >= RANK_VARIABLES and os.environ["LOCAL_RANK"] != "0"
-        if unknown := re.match("unrecognized arguments:.*?(--[^ =]+)", message):
-            for option in difflib.get_close_matches(unknown[1], parser._option_string_actions, n=1):
-                message += f" (did you mean {option}?)"
+        if unknown := re.match("unrecognized arguments:.*? --?([^- =][^ =]*)", message):
+            message += hint(unknown[1], parser._option_string_actions)
         parser.exit(2, None if another_rank_prints else f"{parser.prog}: error: {printable(message)}\n")
 
     parser.error = error
@@ -389,7 +406,8 @@ def add_training_options(add):
     add("--num-steps", type=between(int, 1, 10**9 - 1), default=50, metavar="N", help="measured steps (%(default)s)")
     before = "steps before the measured ones (%(default)s; a graph or --resume may need more)"
     add("--warmup-steps", type=count, default=3, metavar="N", help=before)
-    add("--learning-rate", type=between(float, 1e-30, 1e30), default=3e-4, metavar="R", help="for AdamW (%(default)s)")
+    rate = between(float, 1e-30, 1e30)
+    add("--learning-rate", "--lr", type=rate, default=3e-4, metavar="R", help="for AdamW (%(default)s)")
     add("--seed", type=count, default=0, metavar="N", help="for weights and batches (%(default)s)")
     add("--data", metavar="PATH", help="text file, or folder of text files, read as bytes (synthetic data)")
     add("--use-amp", action="store_true", help="automatic mixed precision")
@@ -1338,6 +1356,7 @@ def profile(trainer, data):
         trainer.synchronize()
         metadata = {name: getattr(options, name) for name in (*MODEL, "seq_len", "batch_size", "precision")}
         metadata |= {"version": VERSION, "part": part, "peak_memory_mb": peak_memory_mb(options)}
+        metadata["rounds_to_tf32"] = trainer.rounds_to_tf32
         profiler.add_metadata_json("tiny_llama", json.dumps(metadata))
     name = f"trace_v{VERSION}"
     if part == "attention":
