@@ -373,7 +373,7 @@ def build_parser():
     def error(message):
         """Exit with status 2; print the message on local rank 0 only."""
         another_rank_prints = os.environ.keys() >= RANK_VARIABLES and os.environ["LOCAL_RANK"] != "0"
-        if unknown := re.match("unrecognized arguments:.*? --?([^- =][^ =]*)", message):
+        if unknown := re.match("unrecognized arguments:.*? [-\u2013\u2014]+([^ =]+)", message):
             message += hint(unknown[1], parser._option_string_actions)
         parser.exit(2, None if another_rank_prints else f"{parser.prog}: error: {printable(message)}\n")
 
@@ -411,7 +411,7 @@ def add_training_options(add):
     add("--seed", type=count, default=0, metavar="N", help="for weights and batches (%(default)s)")
     add("--data", metavar="PATH", help="text file, or folder of text files, read as bytes (synthetic data)")
     add("--use-amp", action="store_true", help="automatic mixed precision")
-    add("--amp-dtype", choices=["bfloat16", "float16"], default="bfloat16", help="used by --use-amp (%(default)s)")
+    add("--amp-dtype", choices=["bfloat16", "float16"], help="used by --use-amp (bfloat16)")
     add("--tf32", action="store_true", help="allow TF32 in float32 matmuls")
     graph = f"replay the step from a CUDA/HIP graph ({GRAPH_BY_DEFAULT}; not when profiling)"
     add("--graph", action=flag, help=graph)
@@ -480,6 +480,9 @@ def complete_options(options):
         sizes["intermediate_dim"] = 4 * options.hidden_dim  # the preset's width fits only its own --hidden-dim
     completed = {name: getattr(options, name) or size for name, size in sizes.items()}
     completed["num_kv_heads"] = options.num_kv_heads or max(1, completed["num_heads"] // 2)
+    completed["amp_dtype"] = options.amp_dtype or "bfloat16"
+    if options.amp_dtype and not options.use_amp:
+        raise UserError(f"--amp-dtype needs --use-amp: add it, or leave out --amp-dtype {options.amp_dtype}")
     if options.validate_setup:
         completed["num_steps"] = 3
         completed["warmup_steps"] = 1
@@ -505,7 +508,8 @@ def check_options(options):
     if not re.fullmatch("cpu|cuda(:[0-9]{1,9})?", options.device):
         raise UserError(f"--device must be cpu, cuda or cuda:N, got {options.device}")
     if options.on_gpu and int(options.device.removeprefix("cuda:")) >= gpus:
-        raise UserError(f"--device {options.device} does not exist (PyTorch sees {gpus}): use fewer processes or cpu")
+        way_out = "fewer processes" if options.launched and gpus else "--device cpu"
+        raise UserError(f"--device {options.device} does not exist (PyTorch sees {gpus} GPUs): use {way_out}")
     if options.on_gpu and options.local_world_size > 1 and options.device != f"cuda:{options.local_rank}":
         raise UserError(f"--device {options.device} would give all processes one GPU: leave out its number")
     if options.parallel and not options.launched:

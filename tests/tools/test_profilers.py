@@ -953,6 +953,7 @@ def test_bad_options_and_places(run, tmp_path):
         (["--output-dir"], 2, "needs a value"),
         (["--output-dir", "--dry-run"], 2, "--output-dir needs a value"),  # and not a folder of this name
         (["--nproc-per-node", "0"], 2, "must be 1 or more"),
+        (["--nproc-per-node=0"], 2, "must be 1 or more"),
         (["--output-dir", tmp_path / "file"], 1, "choose a writable folder with --output-dir"),
     ):
         result = run("get_trace.sh", *arguments, profilers="rocm-6.4")
@@ -966,11 +967,13 @@ def test_bad_options_and_places(run, tmp_path):
     "command",
     [
         "bash version3_triton/get_trace.sh --profiler pytorch --dry-run",
+        "cd version3_triton && sh get_trace.sh --profiler pytorch --dry-run",
+        "for name in quickstart test run_all_profilers profile check_room; do sh scripts/$name.sh --help; done",
         'source scripts/common/environment.sh; [ "$ROOT" -ef . ]',
     ],
 )
-def test_a_cdpath_does_not_matter(command):
-    """With it cd prints where it goes, if the name of the folder is relative."""
+def test_neither_a_cdpath_nor_sh_matters(command):
+    """With a CDPATH cd prints where it goes, if the name of the folder is relative. sh need not be bash."""
     environment = {**os.environ, "CDPATH": "."}
     result = subprocess.run(["bash", "-c", command], cwd=REPOSITORY, env=environment, capture_output=True, text=True)
     assert result.returncode == 0 and not result.stderr, result.stderr

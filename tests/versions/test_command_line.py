@@ -108,6 +108,9 @@ ODD_COMMAND_LINES = {
         stray --presett huge (did you mean --preset?): stray --presett huge
         (did you mean --num-steps?): --steps 3
         (did you mean --batch-size?): -batch-size 8
+        (did you mean --preset?): \u2013preset small
+        --amp-dtype needs --use-amp: --amp-dtype bfloat16
+        GPUs): use --device cpu: --device cuda:99
         --lr: must be a number from 1e-30 to 1e+30, got 0,1: --lr 0,1
         must be a whole number from 1 to 999999999, got 1,000: --num-steps 1,000
         --peer-adamw: --peer-adamw
@@ -124,6 +127,7 @@ ODD_COMMAND_LINES = {
     "24": "(did you mean --enable-torch-compile?): --compile",
     "2": """
         --compile-mode: --compile-mode wildly
+        needs --enable-torch-compile: --compile-mode max-autotune
         --compile-mode: --enable-torch-compile --compile-mode reduce-overhead --graph
         --enable: --enable
     """,
@@ -144,6 +148,7 @@ ODD_COMMAND_LINES = {
     "4": """
         --attention-backend: --attention-backend fastest
         --attention-backend: --attention-backend flex --disable-torch-compile
+        needs --enable-torch-compile: --compile-mode max-autotune --disable-torch-compile
     """,
 }
 ON_A_CPU = {

@@ -172,6 +172,11 @@ setup() { # PREFIX "ROCM TOOLS" NSIGHT_TOOL "DEFAULTS" OPTIONS...: the user's op
     while [ $# -gt 0 ]; do
         TAKEN=1
         case $1 in
+            --profiler=* | --output-dir=* | --nproc-per-node=* | --pmc=* | --set=* | --kernel=*)
+                set -- "${1%%=*}" "${1#*=}" "${@:2}"
+                ;;
+        esac
+        case $1 in
             -h | --help) usage && exit 0 ;;
             --dry-run) DRY_RUN=1 ;;
             --profiler) value_of "$@" && wanted=$VALUE ;;
