@@ -9,11 +9,12 @@ import check_training
 import model_counts
 from collector import collect, toy_config
 from common import counts, gpus
+from common.command_line import PRESETS
 from common.counts import PARTS, PHASES, step_counts
 from common.versions import SCRIPTS, load_version
 from in_process import refused
 from maintain import counted_tables
-from maintain.counted_tables import COUNTED, PAGE, PRESETS, preset_sizes
+from maintain.counted_tables import COUNTED, PAGE, preset_sizes
 from maintain.pages import TABLE
 from training import need_fused_attention_in_16_bits
 

@@ -15,6 +15,7 @@ from unittest import mock
 import pytest
 import torch
 
+from common.command_line import PRESETS
 from common.versions import SCRIPTS, load_version
 from marks import slow
 from processes import run_fork
@@ -261,6 +262,7 @@ def test_help_has_an_example_that_works(version, capsys):
 @pytest.mark.parametrize("version", SCRIPTS)
 def test_defaults_and_presets(version):
     script = load_version(version)
+    assert set(script.PRESETS) == {"default", "check", *PRESETS}
     sizes = ("hidden_dim", "num_layers", "num_heads", "num_kv_heads", "intermediate_dim", "seq_len", "batch_size")
     for argv, wanted in {
         "": (512, 8, 8, 4, 2048, 256, 8),
