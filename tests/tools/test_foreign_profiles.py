@@ -293,6 +293,18 @@ def test_lost_kernels_are_no_run_on_a_cpu(write, capsys):
         refused(main, [*arguments, write(events)], capsys, words)
 
 
+def test_the_work_of_a_cpu_is_not_rated_by_the_gpu_beside_it(write, capsys):
+    path = write([matmul(1, [[64, 64], [64, 64]])])
+    found = result_of(gemm_operations.main, ["--trace-file", path], capsys)
+    assert (found["device"], found["gemms"][0]["of_peak"]) == (None, None)
+
+
+def test_traces_of_other_programs_are_not_called_traces_without_gpu_work(write, capsys):
+    """PyTorch 1.7, among others, wrote events without categories."""
+    events = [{"ph": "X", "name": "aten::mm", "pid": "CPU functions", "tid": 1, "ts": 1, "dur": 2}]
+    refused(kernel_times.main, [write(events)], capsys, "1 events, none of a kind that PyTorch's profiler writes")
+
+
 def test_the_work_of_another_accelerator_is_no_work_of_a_cpu(write, capsys):
     path = write([matmul(1, [[8, 8], [8, 8]]), host("mtia_ccp_events", "gemm", 60, 9)])
     refused(kernel_times.main, [path], capsys, "an accelerator that this tool can't read (mtia_ccp_events)")
@@ -502,14 +514,51 @@ def test_other_forms_of_traces_are_read(write, tmp_path):
     assert sum(call.total_ns for call in found["x_results.json"]) == 50
 
 
-def test_sums_of_rocprofv3_are_a_table_and_no_timeline(tmp_path, capsys):
+SUMS = {  # header and row: of rocprofv3 --stats, of the old rocprof --stats, of rocpd summary --format csv
+    "rocprofv3": (
+        '"Name","Calls","TotalDurationNs","AverageNs","Percentage","MinNs","MaxNs"',
+        '"k",10,1000,100.0,9,90,110',
+    ),
+    "rocprof": ('"Name","Calls","TotalDurationNs","AverageNs","Percentage"', '"k",10,1000,100,100.0'),
+    "rocpd": ("Name,Calls,DURATION (nsec),AVERAGE (nsec),MIN (nsec),MAX (nsec)", "k,10,1000,100.0,90,110"),
+}
+
+
+@pytest.mark.parametrize("name", SUMS)
+def test_sums_of_rocms_profilers_are_a_table_and_no_timeline(name, tmp_path, capsys):
+    header, line = SUMS[name]
     path = tmp_path / "x_kernel_stats.csv"
-    header = '"Name","Calls","TotalDurationNs","AverageNs","Percentage","MinNs","MaxNs","StdDev"\n'
-    path.write_text(header + '"k",10,1000,100.0,100.0,90,110,1.0\n')
+    path.write_text(f"{header}\n{line}\n")
     (row,) = result_of(kernel_times.main, [path], capsys)["kernels"]
-    assert [row[key] for key in ("calls", "total_us", "mean_us", "min_us", "max_us")] == [10, 1, 0.1, 0.09, 0.11]
+    known = [None, None] if name == "rocprof" else [0.09, 0.11]
+    assert [row[key] for key in ("calls", "total_us", "mean_us", "min_us", "max_us")] == [10, 1, 0.1, *known]
+    assert kernel_times.main([str(path)]) == 0
     for main, arguments in ((launches.main, ["--trace-file", path]), (communication.main, [path, "--steps", 1])):
         refused(main, arguments, capsys, "only sums over the kernels' times")
+    for other in ("hipMemcpyAsync", "hsa_queue_create", "HIP_API", "KERNEL_DISPATCH", "ncclAllReduce"):
+        path.write_text(f"{header}\n{line.replace('k', other, 1)}\n")
+        refused(kernel_times.main, [path], capsys, "sums over calls of the CPU, not over kernels")
+
+
+def test_a_barrier_is_no_kernel(tmp_path, capsys):
+    """The old rocprof lists them, with the time that a queue waits at them."""
+    path = tmp_path / "results.csv"
+    path.write_text("KernelName,gpu-id,BeginNs,EndNs\nk,1,1000,2000\n<barrier packet>,1,2000,8000\nk,1,8000,9000\n")
+    assert idle_of(path, capsys)["busy_us"] == 2
+    path.write_text("Name,Calls,TotalDurationNs\n<barrier packet>,9,99999\nk,10,1000\n")
+    (row,) = result_of(kernel_times.main, [path], capsys)["kernels"]
+    assert (row["kernel"], row["share_percent"]) == ("k", 100)
+
+
+def test_between_dispatches_that_a_file_lacks_the_gpu_did_not_idle(tmp_path, capsys):
+    """A filter, or an editor, took 18 of 20 dispatches out; those before the first and after the last may lack."""
+    path = tmp_path / "x_kernel_trace.csv"
+    header = "Agent_Id,Dispatch_Id,Kernel_Name,Start_Timestamp,End_Timestamp\n"
+    path.write_text(header + "1,5,k,1000,2000\n1,24,k,9000,9999\n")
+    found = idle_of(path, capsys)
+    assert found["launch_bound"] is None and "18 of 20 dispatches aren't in this file" in found["warnings"][0]
+    path.write_text(header + "1,6,k,9000,9999\n1,5,k,1000,2000\n")
+    assert idle_of(path, capsys)["warnings"] == []
 
 
 def test_ranks_under_any_name_are_known_by_what_is_in_them(write, tmp_path, capsys):
@@ -601,6 +650,21 @@ def test_a_number_of_another_operator_links_nothing(write, capsys):
     events[0]["dur"] = 250
     (operation,) = read_profile(write(events)).operations
     assert operation.name == "aten::mm"
+
+
+def test_kernels_that_name_their_launch_belong_to_the_operator_around_it(write, capsys):
+    """So old PyTorch could write them. Both kernels of a matmul are one call of it; a graph's belong to nobody."""
+    shapes = {"Input Dims": [[64, 64], [64, 64]], "Input type": ["float", "float"]}
+    events = [host("cpu_op", "aten::linear", 0, 90, **{"External id": 4})]
+    events.append(host("cpu_op", "aten::mm", 10, 60, **{"External id": 7}, **shapes))
+    events.append(host("cpu_op", "aten::mm", 20, 60, tid=8, **{"External id": 5}, **shapes))
+    events += [launched(5, 30), launched(6, 40), launched(7, 95), launched(8, 50, name="cudaGraphLaunch")]
+    for number in (5, 6, 7, 8):
+        events.append(kernel(GEMM, 100 + 10 * number, 10, correlation=number, **{"External id": number}))
+    found = read_profile(write(events)).operations
+    assert [(one.name, one.us) for one in found] == [("aten::mm", 20), (GEMM, 10), (GEMM, 10)]
+    (row,) = result_of(gemm_operations.main, ["--trace-file", write(events)], capsys)["gemms"]
+    assert (row["m"], row["k"], row["n"], row["calls"]) == (64, 64, 64, 1)
 
 
 NSYS = {  # what nsys stats --format csv writes, after lines about its progress

@@ -155,8 +155,8 @@ def sums(calls, key):
             "total_us": us,
             "share_percent": 100 * us / whole,
             "mean_us": us / count,
-            "min_us": min(least for least, _ in bounds) / 1e3,
-            "max_us": max(most for _, most in bounds) / 1e3,
+            "min_us": None if (None, None) in bounds else min(least for least, _ in bounds) / 1e3,
+            "max_us": None if (None, None) in bounds else max(most for _, most in bounds) / 1e3,
         }
     rows = dict(sorted(rows.items(), key=lambda item: -item[1]["total_us"]))
     return rows

@@ -30,7 +30,7 @@ from common.profiles.model import (
     parts_of,
     without_twins,
 )
-from common.profiles.traces import launch_table, read_trace
+from common.profiles.traces import LOST, launch_table, read_trace
 
 # All that a reader raises if the contents do not have its format.
 DAMAGE = (
@@ -133,6 +133,9 @@ CSV_NAMES = {  # a profiler's heading, in lower case -> our name
     "total time (ns)": "total",
     "min (ns)": "least",
     "max (ns)": "most",
+    "duration (nsec)": "total",
+    "min (nsec)": "least",
+    "max (nsec)": "most",
     "start (ns)": "start",
     "duration (ns)": "duration",
     "strm": "queue",
@@ -145,7 +148,12 @@ CSV_NAMES = {  # a profiler's heading, in lower case -> our name
 
 
 MESSAGES = re.compile(r"==|Processing \[|Generating SQLite|NOTICE: ")  # of ncu, and of nsys stats
+HOST_CALLS = re.compile(  # rows of ROCm's tables of API functions, and of its table of domains
+    r"(__)?hip[A-Z]\w*|hsa_\w+|(nccl|roctx|rocdec|rocJpeg)(?!\w*Kernel)[A-Z]\w*|[A-Z]+_API|KERNEL_DISPATCH|"
+    r"MEMORY_(COPY|ALLOCATION)|SCRATCH_MEMORY"
+)
 COUNTERS = re.compile(r"(SQ|TCC|TCP|TA|TD|SPI|GRBM)_")  # of AMD's GPUs, as columns
+BARRIER = "<barrier packet>"  # in the old rocprof's tables: a queue waits at it, and no kernel runs
 ONE_BY_ONE = "Counters were read in this run, so its kernels ran one by one, and the gaps between them mean nothing."
 
 
@@ -165,13 +173,15 @@ def read_table(text):
 def read_csv(text):
     """Return the kernels in a table and warnings. A row is a launch, or a kernel with the sum over its launches."""
     header, rows = read_table(text)
-    if "counter" not in header and {"name", "calls", "total", "least", "most"} <= set(header):
+    rows = [row for row in rows if row.get("name") != BARRIER]
+    if "counter" not in header and {"name", "calls", "total"} <= set(header):
+        if rows and all(HOST_CALLS.fullmatch(row["name"]) for row in rows):
+            raise Failure(2, "has sums over calls of the CPU, not over kernels: give a kernel_stats file")
         return [summed_kernel(row) for row in rows], ()
     if "counter" in header or not (
         {"name", "start"} <= set(header) and {"end", "duration"} & set(header)
     ):  # a row per counter would count twice
         raise Failure(2, "has no kernel times: give a kernel_trace file (kernel_counters.py reads counters)")
-    rows = list(rows)
     labels = labels_of((row.get("process"), row.get("gpu")) for row in rows)
     kernels = []
     for row in rows:
@@ -181,7 +191,20 @@ def read_csv(text):
         gpu = labels[row.get("process"), row.get("gpu")] if "gpu" in row or "process" in row else None
         stream = row.get("queue") and (row["queue"], row.get("Stream_Id"))
         kernels.append(checked_kernel(row["name"], start, total, kind, gpu, stream=stream))
-    return kernels, (ONE_BY_ONE,) if any(map(COUNTERS.match, header)) else ()
+    warnings = [ONE_BY_ONE] if any(map(COUNTERS.match, header)) else []
+    return kernels, (*warnings, *missing_dispatches(rows))
+
+
+def missing_dispatches(rows):
+    """Return warnings about dispatches whose numbers lie between those of a process, but are not in the table."""
+    numbers = {}
+    for row in rows:
+        if "dispatch" in row:
+            numbers.setdefault(row.get("process"), set()).add(number(row["dispatch"], int))
+    whole = sum(max(some) - min(some) + 1 for some in numbers.values())
+    missing = whole - sum(map(len, numbers.values()))
+    if missing > LOST * whole:
+        yield f"{missing:,} of {whole:,} dispatches aren't in this file, so the GPU need not have idled in its gaps."
 
 
 def whole_ns(text):
@@ -190,10 +213,12 @@ def whole_ns(text):
 
 
 def summed_kernel(row):
-    """Return the launches of a kernel that a kernel_stats file adds up."""
-    bounds = (number(row["least"]), number(row["most"]))
+    """Return the launches of a kernel that a kernel_stats file adds up. The old rocprof's has no bounds."""
+    bounds = (None, None)
+    if "least" in row and "most" in row:
+        bounds = (number(row["least"]), number(row["most"]))
     calls = number(row["calls"], int)
-    if calls < 1 or not 0 <= bounds[0] <= bounds[1]:
+    if calls < 1 or (bounds[0] is not None and not 0 <= bounds[0] <= bounds[1]):
         raise ValueError(f"{clean(row['name'])} has {calls} calls of {bounds[0]} to {bounds[1]} ns")
     return checked_kernel(row["name"], 0, number(row["total"]), calls=calls, bounds_ns=bounds)
 
