@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Rank the operators of a step by time. Shows how far each is from the device's limits, and which version tackles it.
+"""Rank the operators of a step by time. Shows how far each is from the device's limits, and what may shorten it.
 
 example: python analyze_bottlenecks.py --profile-data pytorch_profiles/ --output-report bottlenecks_v1.md
 
@@ -14,6 +14,7 @@ the tool writes
 
 import json
 import pathlib
+import re
 import sys
 
 from common import report as pages
@@ -28,7 +29,7 @@ TOP = 25  # operators in the report
 MATMULS_SHOWN = 5  # on the screen
 GROUP_COLUMNS = (
     "rank: {rank} | group: {group} | ms per step: {ms:r} | %: {share_percent:.1f} | could save ms: {could_save_ms:r} | "
-    "step faster by at most: {step_could_be:.2f} | addressed by: {addressed_by}"
+    "step faster by at most: {step_could_be:.2f} | what may help: {addressed_by}"
 )
 OPERATOR_COLUMNS = (
     "rank: {rank} | operator: `{operator}` | group: {group} | calls per step: {calls:,.0f} | ms per step: {ms:r} | "
@@ -44,13 +45,50 @@ ADDRESSED_BY = {
     "communication": "a larger batch per GPU; analyze_communication.py shows how much of it hides behind computation",
     "other": "version 3 (cross-entropy in one kernel), version 4 (torch.compile)",
 }
+IN_GENERAL = ADDRESSED_BY | {  # of another program, which has no versions
+    "GEMM": "one matmul for q, k, v and one for gate, up; a lower precision; analyze_gemm_operations.py rates shapes",
+    "attention": "another backend of scaled_dot_product_attention; it's one kernel already",
+    "normalisation": "torch.compile, which fuses a norm with its neighbours; version 3's RMSNorm is such a kernel",
+    "element-wise": "torch.compile, which fuses them; version 3's RoPE and SwiGLU are such kernels",
+    "optimizer": "the optimizer's fused=True, if it isn't fused yet",
+    "copies": "fewer casts, transposes and .contiguous(); torch.compile fuses some",
+    "other": "no advice for all of them: see the operators",
+}
+IN_PARTICULAR = [  # group, pattern of its longest operator
+    ("GEMM", "conv", "a lower precision, or channels_last tensors, which need no transposes"),
+    ("GEMM", "bmm$", "if these are attention's scores: scaled_dot_product_attention, which keeps none in memory"),
+    ("attention", "softmax", "scaled_dot_product_attention: one kernel, no T x T scores in memory"),
+]
+WITH_HOST = re.compile("HtoD|DtoH|HOST_TO_DEVICE|DEVICE_TO_HOST")
+FOR_HOST_COPIES = "pinned memory and non_blocking=True, to overlap with kernels, or data that stays on the GPU"
+
+
+def advice_for(profile, rows):
+    """Return {group: what may shorten it}: the version that does, or for another program's trace what may help there.
+
+    rows: of its operators, the longest first.
+    """
+    if profile.metadata:
+        return ADDRESSED_BY
+    found = dict(IN_GENERAL)
+    longest = {}
+    for row in rows:
+        longest.setdefault(row["group"], row["operator"])
+    for group, pattern, words in IN_PARTICULAR:
+        if re.search(pattern, longest.get(group, "")):
+            found[group] = words
+    copies = [call for call in profile.step_calls if call.group == "copies"]
+    with_host = sum(call.total_ns for call in copies if WITH_HOST.search(call.name))
+    if with_host > sum(call.total_ns for call in copies) / 2:
+        found["copies"] = FOR_HOST_COPIES
+    return found
 
 
 def ranked(rows):
     return [{"rank": i} | row for i, row in enumerate(rows, 1)]
 
 
-def targets(rows):
+def targets(rows, advice=ADDRESSED_BY):
     """Return a row per group, by the time that could be saved; where that is not known, by its whole time.
 
     A group of which most time has no floor has no bound: it may have everything to win.
@@ -65,7 +103,7 @@ def targets(rows):
         saved = sum(gains) if gains and unknown <= ms / 2 else None
         faster = whole / (whole - saved - unknown) if saved is not None and saved + unknown < whole else None
         row = {"group": group, "ms": ms, "share_percent": 100 * ms / (whole or 1), "could_save_ms": saved}
-        found.append(row | {"step_could_be": faster, "addressed_by": ADDRESSED_BY[group]})
+        found.append(row | {"step_could_be": faster, "addressed_by": advice[group]})
     return ranked(sorted(found, key=lambda row: -(row["ms"] if row["could_save_ms"] is None else row["could_save_ms"])))
 
 
@@ -141,7 +179,7 @@ def analyze(options):
     """Write the report and its two companions."""
     profile, content = analyzed_trace(options)
     path = pathlib.Path(options.output_report)
-    content["targets"] = targets(content["operators"])
+    content["targets"] = targets(content["operators"], advice_for(profile, content["operators"]))
     content["remarks"] += evidence(content["operators"]) if content["ceilings"] else []
     content["idle"] = None if content["on_cpu"] else idle_results(profile)
     content["matmuls"] = gemm_results(profile, options.peak)

@@ -711,6 +711,29 @@ def test_microseconds_since_1970_lose_nothing(write):
     assert profile.origin_ns // 1000 == 1_690_000_000_000_000
 
 
+# ---------------------------------------------------------------- advice
+
+ADVICE = {  # operator, kernel, category: words
+    "matmul": ("aten::mm", GEMM, "kernel", "one matmul for q, k, v"),
+    "convolution": ("aten::convolution_backward", "igemm_wrw_gtcx3_nhwc_bf16", "kernel", "channels_last"),
+    "scores": ("aten::bmm", GEMM, "kernel", "if these are attention's scores: scaled_dot_product_attention"),
+    "softmax": ("aten::_softmax", "softmax_warp_forward<float>", "kernel", "scaled_dot_product_attention: one kernel"),
+    "attention": ("aiter::fmha", "aiter::fmha_fwd_hd128_bf16_rtz", "kernel", "it's one kernel already"),
+    "loader": ("aten::copy_", "Memcpy HtoD (Pageable -> Device)", "gpu_memcpy", "pinned memory"),
+    "cast": ("aten::copy_", "bfloat16_copy_kernel_cuda", "kernel", "fewer casts"),
+}
+
+
+@pytest.mark.parametrize("name", ADVICE)
+def test_a_trace_of_another_program_gets_no_version_of_the_workshop_as_advice(name, write, capsys, tmp_path):
+    operator, what, category, words = ADVICE[name]
+    events = [mark("ProfilerStep#1", 0, 100), host("cpu_op", operator, 1, 9, **{"External id": 7})]
+    events.append(kernel(what, 20, 9, **{"External id": 7}) | {"cat": category})
+    arguments = ["--profile-data", write(events), "--output-report", tmp_path / "b.md", "--peak", "1,1"]
+    (target,) = result_of(bottlenecks.main, arguments, capsys)["targets"]
+    assert words in target["addressed_by"] and "version 2" not in target["addressed_by"]
+
+
 # ---------------------------------------------------------------- why the GPU idled
 
 

@@ -202,7 +202,8 @@ GROUPED = {  # names between semicolons
         vectorized_kernel; unrolled_kernel; aten::add; aten::sub; aten::mul; aten::div_; aten::neg; aten::exp;
         aten::sqrt; aten::sin; aten::cos; aten::where; aten::masked_fill; aten::triu; aten::tril;
         k_bin_bcast<&(op_add(float, float)), float>; unary_op_kernel<&(op_neg(float)), float>; scale_f32(float const*);
-        vllm::silu_and_mul_quant_kernel<c10::BFloat16>; aten::clamp_min_; aten::leaky_relu_; aten::threshold_backward; aten::gelu_backward; aten::tanh""",
+        vllm::silu_and_mul_quant_kernel<c10::BFloat16>;
+        aten::clamp_min_; aten::leaky_relu_; aten::threshold_backward; aten::gelu_backward; aten::tanh""",
     "optimizer": """adamw_kernel; aten::_fused_adamw_; triton_for_fused__foreach_add__foreach_mul_2; triton_for_fused_2;
         triton_poi_fused__foreach_add__foreach_copy__foreach_div__foreach_mul_mul_unbind_0;
         void at::native::(anonymous namespace)::multi_tensor_apply_kernel<FusedAdamMathFunctor>;
