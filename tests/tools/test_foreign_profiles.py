@@ -780,6 +780,7 @@ WHY = {
         "not recorded",
     ),
     "loader": (pair(390), idle.LATE, "nothing that was recorded"),
+    "step": (pair(390, between=[mark("ProfilerStep#1", 0, 500)]), idle.LATE, "nothing that was recorded"),
     "begun": (pair(150), idle.LATE, "nothing that was recorded"),
     "module": (  # its first launch loads the kernel
         [event | {"dur": 385} if event["ts"] == 5 else event for event in pair(5)],
@@ -807,6 +808,16 @@ WHY = {
         ),
         idle.COPY,
         "aten::item (70 %)",
+    ),
+    "often": (  # no call fills half of the gap, but all of one name do
+        pair(390, between=[host("cuda_runtime", "hipFree", 110 + 70 * i, 60, tid=9) for i in range(4)]),
+        idle.LATE,
+        "hipFree (83 % in 4 calls)",
+    ),
+    "short": (
+        pair(390, between=[host("cpu_op", f"aten::op{i}", 110 + 70 * i, 60) for i in range(4)]),
+        idle.LATE,
+        "many short operators, and Python between them",
     ),
     "graph": (  # its own launch started both
         [launched(1, 0, name="cudaGraphLaunch"), *(kernel("gemm", start, 90, i, correlation=1) for i, start in GRAPH)],
@@ -887,6 +898,23 @@ def test_why_the_gpu_idled_from_the_launches_in_a_database(kind, name, tmp_path,
     assert found["host_known"] and not found["warnings"] and not found["remarks"]
 
 
+def test_between_the_calls_of_a_database_lies_not_only_python(tmp_path, capsys):
+    calls = [host("cuda_runtime", f"cuCall{i}", 110 + 70 * i, 60) for i in range(4)]
+    path = database_of(pair(390, between=calls), "nsys", tmp_path / "x.sqlite")
+    (gap,) = idle_of(path, capsys)["largest_gaps"]
+    assert gap["host"] == "many short calls, and unrecorded code"
+
+
+def test_an_export_with_launches_and_no_kernels_was_traced(tmp_path, capsys):
+    path = database_of(pair(390), "nsys", tmp_path / "x.sqlite")
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        connection.execute("CREATE TABLE TARGET_INFO_GPU (id)")
+        for table in ("KERNEL", "MEMCPY"):
+            connection.execute(f"DROP TABLE CUPTI_ACTIVITY_KIND_{table}")
+        connection.commit()
+    refused(kernel_times.main, [path], capsys, "holds 4 launches and none of their kernels: the profiler lost them")
+
+
 @pytest.mark.parametrize("kind", DATABASES)
 def test_without_the_hosts_calls_nobody_knows_why_the_gpu_idled(kind, tmp_path, capsys):
     path = database_of([event for event in pair(5) if event["cat"] == "kernel"], kind, tmp_path / "report.db")
@@ -906,6 +934,18 @@ def test_kernels_of_a_queue_follow_each_other_at_once(us, reason, write, capsys)
     ]
     (gap,) = idle_of(write(events), capsys)["largest_gaps"]
     assert gap["reason"] == reason
+
+
+def test_a_gap_that_may_be_a_pause_decides_nothing_where_the_gpu_hardly_waits(write, capsys):
+    path = write([kernel("gemm", 0, 9e4), kernel("gemm", 9.5e4, 1e4)])
+    assert idle_of(path, capsys)["launch_bound"] is False
+
+
+def test_a_verdict_says_what_fills_the_time_instead(write, capsys):
+    path = write([kernel("gemm", 0, 30), kernel("ncclDevKernel_Generic", 30, 60), kernel("gemm", 95, 5)])
+    assert idle_of(path, capsys)["verdict"].endswith("(bound: 25 %), but exposed communication takes 60 %")
+    events = [kernel("Memcpy HtoD (Pageable -> Device)", 0, 60) | {"cat": "gpu_memcpy"}, kernel("gemm", 60, 40)]
+    assert idle_of(write(events), capsys)["verdict"].endswith("(bound: 25 %), but exposed copies take 60 %")
 
 
 @pytest.mark.parametrize(("us", "bound"), [(900, True), (1100, None)])

@@ -30,7 +30,7 @@ from common.profiles.model import (
     parts_of,
     without_twins,
 )
-from common.profiles.traces import LOST, launch_table, read_trace
+from common.profiles.traces import LAUNCHES, LOST, launch_table, read_trace
 
 # All that a reader raises if the contents do not have its format.
 DAMAGE = (
@@ -274,6 +274,10 @@ def read_database(path):
         if f"{NSYS}GRAPH_TRACE" in names and f"{NSYS}KERNEL" not in names:
             raise Failure(2, "has one entry for a whole CUDA graph: record it with nsys --cuda-graph-trace=node")
         if names.isdisjoint(table for table, *_ in TABLES):
+            launches = sum(bool(LAUNCHES.match(call["name"])) for call in calls_of_host(connection, names))
+            if launches:
+                way = "the profiler lost them; if its version is older than the driver, try a newer Nsight Systems"
+                raise Failure(2, f"holds {launches:,} launches and none of their kernels: {way}")
             if "TARGET_INFO_GPU" in names:
                 way = "record it with nsys profile --trace=cuda, and let the program end by itself"
                 raise Failure(2, f"is an export of Nsight Systems without kernels: {way}")
