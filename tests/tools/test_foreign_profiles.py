@@ -147,6 +147,16 @@ def test_tools_take_the_steps_that_a_trace_names(write, capsys, tmp_path, monkey
     assert result_of(communication.main, [path], capsys)["processes"][0]["steps"] == 3
 
 
+def test_the_mark_that_begins_after_the_last_step_is_none(write, capsys):
+    """A script's last prof.step() begins one more, which ends with the profile."""
+    marks = [mark("ProfilerStep#1", 0, 100), mark("ProfilerStep#2", 100, 100), mark("ProfilerStep#3", 200, 5)]
+    calls = [launched(1, 10), launched(2, 110), host("cuda_runtime", "cudaDeviceSynchronize", 201, 1)]
+    found = idle_of(write([*marks, *calls, *(kernel("k", 100 * i, 9, correlation=i) for i in (1, 2))]), capsys)
+    assert (found["steps"], found["launches_per_step"]) == (2, 1)
+    cpu = [*marks, *(host("cpu_op", "aten::mm", 100 * i, 9) for i in (0, 1))]
+    assert read_profile(write(cpu)).steps == 2
+
+
 def test_between_n_steps_lie_at_most_n_minus_1_pauses(write, capsys):
     """Nothing is marked: of gaps of 2 and 5 ms the longest may be pauses."""
     path = write([kernel(GEMM, start, 1000) for start in (0, 3000, 9000)])
@@ -604,6 +614,8 @@ def test_collectives_by_hand(write):
     assert (gather["gb_s"], gather["bus_gb_s"], gather["waited_ms"]) == pytest.approx((160, 80, 0.15))
     assert (alone["ranks"], alone["us"], alone["waited_ms"], alone["last"]) == (4, 80, None, "-")
     assert (reduce["ranks"], reduce["us"], reduce["bus_gb_s"]) == (2, 20, pytest.approx(200))
+    (row,) = collectives.collective_rows([read_profile(write([kernel("ncclKernel_AllReduce", 1, 9)]))], ["rank 0"])[0]
+    assert row["ranks"] is None  # of its group one trace tells nothing
     assert remarks == ["1 collectives are missing from the trace of a rank, which may have come last."]
     uneven = [read_profile(write([collective("alltoallv", 1, 9, 0, sizes=(n, n))])) for n in (10, 20)]
     assert collectives.collective_rows(uneven, ["a", "b"])[0][0]["bytes"] is None  # no rate: ranks send other amounts
@@ -633,6 +645,7 @@ def test_a_trace_of_pytorch_1_8_has_steps_shapes_and_memory(write, capsys):
     shapes = {"Input dims": [[64, 64], [64, 64]], "Input type": ["float", "float"]}
     events = [host("Operator", f"ProfilerStep#{i}", 1e3 * i, 1e3) for i in range(2)]
     events.append(host("Operator", "aten::mm", 100, 50, **{"External id": "7"}, **shapes))
+    events.append(host("Operator", "aten::add", 1100, 50))
     events.append(kernel("sgemm", 300, 20, **{"External id": "7"}) | {"cat": "Kernel"})
     events.append({"ph": "i", "name": "[memory]", "ts": 5, "args": {"Device Type": 0, "Bytes": 64}})
     path = write(events)

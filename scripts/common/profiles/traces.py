@@ -120,7 +120,7 @@ def profile_of(path, content, origin_us, memory, launches, host, labels):
     for event in marks:
         if event["name"] in PHASES:
             phases.append((event["name"], event["ts"], event["ts"] + event["dur"]))
-    steps, step_spans = steps_in(marks, runtime, metadata)
+    steps, step_spans = steps_in(marks, runtime, operators, metadata)
     return Profile(
         path,
         calls,
@@ -330,12 +330,13 @@ def lost_launches(runtime, launches):
 # ---------------------------------------------------------------- what is a step
 
 
-def steps_in(marks, runtime, metadata):
+def steps_in(marks, runtime, operators, metadata):
     """Return the number of training steps, or None, and (start, end) of each step on the host in nanoseconds.
 
     A script of the workshop marks forward and optimizer, or launches the graph that holds a step: what lies between
     its steps is the profiler's. In another program's trace "ProfilerStep#N" of PyTorch's scheduler is a step from mark
-    to mark; else a step ends where an optimizer does, and loading its data belongs to it.
+    to mark, unless it's the last one and nothing happens in it: a script's last prof.step() begins it. Without these a
+    step ends where an optimizer does, and loading its data belongs to it.
     """
     if metadata:
         forwards = [event["ts"] for event in marks if event["name"] == "forward"]
@@ -352,6 +353,11 @@ def steps_in(marks, runtime, metadata):
     for event in marks:
         if event["name"].startswith("ProfilerStep#"):
             scheduled.setdefault(event.get("pid"), []).append((1e3 * event["ts"], 1e3 * (event["ts"] + event["dur"])))
+    launches = (event for event in runtime if "Launch" in event["name"])
+    last_work = max((1e3 * event["ts"] for event in (*operators, *launches)), default=float("inf"))
+    for spans in scheduled.values():
+        if len(spans) > 1 and last_work < spans[-1][0]:
+            spans.pop()
     if not scheduled:
         ours = [event for event in marks if event["name"] == "optimizer"]
         other = [event for event in marks if event["name"].startswith("Optimizer.step#")]
