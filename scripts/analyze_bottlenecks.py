@@ -20,7 +20,7 @@ import sys
 from common import report as pages
 from common.command_line import Parser
 from common.gemms import NO_SHAPES, gemm_results, gemm_table
-from common.idle import EXPOSED, idle_results, idle_tables
+from common.idle import EXPOSED, IDLE_BOUND, idle_results, idle_tables
 from common.profiles import INTERPRETED
 from common.roofline import add_trace_options, analyzed_trace, ceilings_line
 from common.tables import columns, emit, rounded, text_table, write_csv
@@ -88,12 +88,14 @@ def ranked(rows):
     return [{"rank": i} | row for i, row in enumerate(rows, 1)]
 
 
-def targets(rows, advice=ADDRESSED_BY):
+def targets(rows, advice=ADDRESSED_BY, step_ms=0.0):
     """Return a row per group, by the time that could be saved; where that is not known, by its whole time.
 
-    A group of which most time has no floor has no bound: it may have everything to win.
+    A group of which most time has no floor has no bound: it may have everything to win. step_ms: with idle time, which
+    shorter kernels leave.
     """
-    whole = sum(row["ms"] for row in rows)
+    busy = sum(row["ms"] for row in rows)
+    whole = max(step_ms, busy)
     found = []
     for group in dict.fromkeys(row["group"] for row in rows):
         part = [row for row in rows if row["group"] == group]
@@ -102,7 +104,7 @@ def targets(rows, advice=ADDRESSED_BY):
         unknown = sum(row["ms"] for row in part if row["roofline_ms"] is None)  # nobody knows how short these can be
         saved = sum(gains) if gains and unknown <= ms / 2 else None
         faster = whole / (whole - saved - unknown) if saved is not None and saved + unknown < whole else None
-        row = {"group": group, "ms": ms, "share_percent": 100 * ms / (whole or 1), "could_save_ms": saved}
+        row = {"group": group, "ms": ms, "share_percent": 100 * ms / (busy or 1), "could_save_ms": saved}
         found.append(row | {"step_could_be": faster, "addressed_by": advice[group]})
     return ranked(sorted(found, key=lambda row: -(row["ms"] if row["could_save_ms"] is None else row["could_save_ms"])))
 
@@ -117,6 +119,14 @@ def evidence(rows):
     return [f"No verdict about what to change first: {floor}. The groups are in the order of their time."]
 
 
+def waiting(idle):
+    """Return the sentence about idle time, which no shorter kernel saves, if it's a large part of the steps."""
+    if not idle or idle["launch_bound"] is None or idle["idle_share"] <= IDLE_BOUND:
+        return []
+    share = f"{100 * idle['idle_share']:.0f} % of the time"
+    return [f"The GPU waits {share}. Shorter kernels don't change that, so begin there."]
+
+
 def write_report(content, path):
     """Write the page: groups by the time that could be saved, operators by their time, idle time, matmuls."""
     rows = content["operators"]
@@ -127,7 +137,7 @@ def write_report(content, path):
         roofs += " shortest time that they allow, every input read once."
     facts = [("device", content["device"]), ("steps", content["steps"])]
     facts.append(("time", f"{rounded(sum(row['ms'] for row in rows))} ms in {what} per step"))
-    notice = [roofs, *content["remarks"]]
+    notice = [*content["waiting"], roofs, *content["remarks"]]
     if content["interpreted"]:
         notice.append(INTERPRETED)
     groups = pages.table(*columns(GROUP_COLUMNS, content["targets"]))
@@ -155,7 +165,7 @@ def remarks_of(part, content):
 
 
 def as_text(content, files):
-    lines = [content["trace"]]
+    lines = [content["trace"], *content["waiting"]]
     for row in content["targets"][:3]:
         saved = "" if row["could_save_ms"] is None else f", of which {rounded(row['could_save_ms'])} ms could be saved"
         time = f"{rounded(row['ms'])} ms per step ({row['share_percent']:.1f} %)"
@@ -179,9 +189,11 @@ def analyze(options):
     """Write the report and its two companions."""
     profile, content = analyzed_trace(options)
     path = pathlib.Path(options.output_report)
-    content["targets"] = targets(content["operators"], advice_for(profile, content["operators"]))
-    content["remarks"] += evidence(content["operators"]) if content["ceilings"] else []
     content["idle"] = None if content["on_cpu"] else idle_results(profile)
+    step_ms = content["idle"]["per_step"][-1]["whole_ms"] / content["steps"] if content["idle"] else 0.0
+    content["targets"] = targets(content["operators"], advice_for(profile, content["operators"]), step_ms)
+    content["remarks"] += evidence(content["operators"]) if content["ceilings"] else []
+    content["waiting"] = waiting(content["idle"])
     content["matmuls"] = gemm_results(profile, options.peak)
     folder = path.parent / "bottleneck_analysis"
     folder.mkdir(parents=True, exist_ok=True)

@@ -747,6 +747,16 @@ def test_a_trace_of_another_program_gets_no_version_of_the_workshop_as_advice(na
     assert words in target["addressed_by"] and "version 2" not in target["addressed_by"]
 
 
+def test_where_the_gpu_waits_shorter_kernels_are_no_first_advice(write, capsys, tmp_path):
+    events = [mark("ProfilerStep#1", 0, 1000), host("cpu_op", "aten::mm", 1, 9, **{"External id": 7})]
+    for number, start in ((1, 100), (2, 600)):
+        events += [launched(number, start - 5), kernel(GEMM, start, 100, correlation=number)]
+    arguments = ["--profile-data", write(events), "--output-report", tmp_path / "b.md", "--peak", "1,1"]
+    assert bottlenecks.main([*map(str, arguments)]) == 0
+    told = "The GPU waits 67 % of the time. Shorter kernels don't change that, so begin there."
+    assert capsys.readouterr().out.splitlines()[1] == told and told in (tmp_path / "b.md").read_text()
+
+
 # ---------------------------------------------------------------- why the GPU idled
 
 
