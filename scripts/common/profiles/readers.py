@@ -165,6 +165,9 @@ def read_table(text):
     header, *rows = list(csv.reader(lines)) or [[]]
     header = [CSV_NAMES.get(cell.strip().lower(), cell.strip()) for cell in header]
     for line_number, row in enumerate(rows, 2):
+        more = len(row) - len(header)
+        if more > 0 and header[0] == "name":  # the old rocprof doesn't quote names, which have commas
+            row[: more + 1] = [",".join(row[: more + 1])]
         if len(row) != len(header):
             raise ValueError(f"line {line_number} has {len(row)} cells of {len(header)}")
     return header, (dict(zip(header, row, strict=True)) for row in rows)
