@@ -19,7 +19,7 @@ import sys
 
 from common import report as pages
 from common.command_line import Parser
-from common.gemms import NO_SHAPES, gemm_results, gemm_table
+from common.gemms import gemm_results, gemm_table, no_gemms
 from common.idle import EXPOSED, IDLE_BOUND, idle_results, idle_tables
 from common.profiles import INTERPRETED
 from common.roofline import add_trace_options, analyzed_trace, ceilings_line
@@ -153,7 +153,7 @@ def write_report(content, path):
             sections.append((heading, [pages.table(header, cells)]))
     matmuls = content["matmuls"]
     told = [pages.text(remark) for remark in remarks_of("matmuls", content)]
-    table = [pages.table(*gemm_table(matmuls))] if matmuls["gemms"] else [pages.text(NO_SHAPES)]
+    table = [pages.table(*gemm_table(matmuls))] if matmuls["gemms"] else [pages.text(content["no_matmuls"])]
     sections.append(("Matmuls by shape, the most time lost first", [*told, *table]))
     write = pages.page if path.suffix == ".html" else pages.markdown
     path.write_text(write(f"Bottlenecks of {content['trace']}", facts, notice, sections), encoding="utf-8")
@@ -181,7 +181,7 @@ def as_text(content, files):
             lines += [text_table(header, rows, left=left), ""]
     matmuls = content["matmuls"]
     header, rows = gemm_table(matmuls)
-    lines += [text_table(header, rows[:MATMULS_SHOWN], left=3) if rows else NO_SHAPES, ""]
+    lines += [text_table(header, rows[:MATMULS_SHOWN], left=3) if rows else content["no_matmuls"], ""]
     return "\n".join([*lines, f"wrote {', '.join(map(str, files))}"])
 
 
@@ -195,6 +195,7 @@ def analyze(options):
     content["remarks"] += evidence(content["operators"]) if content["ceilings"] else []
     content["waiting"] = waiting(content["idle"])
     content["matmuls"] = gemm_results(profile, options.peak)
+    content["no_matmuls"] = no_gemms(profile)
     folder = path.parent / "bottleneck_analysis"
     folder.mkdir(parents=True, exist_ok=True)
     files = path, folder / "operator_timing.csv", folder / "optimization_targets.json"

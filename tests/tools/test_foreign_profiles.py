@@ -1087,4 +1087,7 @@ def test_without_shapes_there_is_no_table(write, capsys):
     assert "0.0000205 to 0.0000205" in capsys.readouterr().out
     path = write([kernel(GEMM, 0, 9)])
     refused(gemm_operations.main, ["--trace-file", path], capsys, "no matmul has recorded shapes")
+    refused(bandwidth.main, ["--profile-data", path, "--steps", 1, "--peak", "1,1"], capsys, "record_shapes=True")
+    path = write([kernel("vectorized_elementwise_kernel", 0, 9)])
+    refused(gemm_operations.main, ["--trace-file", path], capsys, "there is no matmul in it")
     refused(gemm_operations.main, [], capsys, "give --model-config YAML")
