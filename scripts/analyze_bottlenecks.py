@@ -22,7 +22,7 @@ from common.command_line import Parser
 from common.gemms import gemm_results, gemm_table, no_gemms
 from common.idle import EXPOSED, IDLE_BOUND, idle_results, idle_tables
 from common.profiles import INTERPRETED
-from common.roofline import add_trace_options, analyzed_trace, ceilings_line
+from common.roofline import OVER_A_LINK, add_trace_options, analyzed_trace, ceilings_line
 from common.tables import columns, emit, rounded, text_table, write_csv
 
 TOP = 25  # operators in the report
@@ -59,7 +59,6 @@ IN_PARTICULAR = [  # group, pattern of its longest operator
     ("GEMM", "bmm$", "if these are attention's scores: scaled_dot_product_attention, which keeps none in memory"),
     ("attention", "softmax", "scaled_dot_product_attention: one kernel, no T x T scores in memory"),
 ]
-WITH_HOST = re.compile("HtoD|DtoH|HOST_TO_DEVICE|DEVICE_TO_HOST")
 FOR_HOST_COPIES = "pinned memory and non_blocking=True, to overlap with kernels, or data that stays on the GPU"
 
 
@@ -78,7 +77,7 @@ def advice_for(profile, rows):
         if re.search(pattern, longest.get(group, "")):
             found[group] = words
     copies = [call for call in profile.step_calls if call.group == "copies"]
-    with_host = sum(call.total_ns for call in copies if WITH_HOST.search(call.name))
+    with_host = sum(call.total_ns for call in copies if OVER_A_LINK.search(call.name))
     if with_host > sum(call.total_ns for call in copies) / 2:
         found["copies"] = FOR_HOST_COPIES
     return found

@@ -748,6 +748,17 @@ def test_a_trace_of_another_program_gets_no_version_of_the_workshop_as_advice(na
     assert words in target["addressed_by"] and "version 2" not in target["addressed_by"]
 
 
+def test_copies_between_cpu_and_gpu_are_not_rated_by_the_gpus_memory(write, capsys, tmp_path):
+    shapes = {"Input Dims": [[1000], [1000]], "Input type": ["float", "float"]}
+    events = [mark("ProfilerStep#1", 0, 100)]
+    for number, name in ((7, "Memcpy HtoD (Pinned -> Device)"), (8, "Memcpy DtoD (Device -> Device)")):
+        events.append(host("cpu_op", "aten::copy_", number, 1, **{"External id": number}, **shapes))
+        events.append(kernel(name, 3 * number, 2, **{"External id": number}) | {"cat": "gpu_memcpy"})
+    arguments = ["--profile-data", write(events), "--output-report", tmp_path / "b.md", "--peak", "1,1"]
+    found = result_of(bottlenecks.main, arguments, capsys)["operators"]
+    assert {row["operator"]: row["bytes"] for row in found} == {"aten::copy_ (CPU and GPU)": None, "aten::copy_": 8000}
+
+
 def test_where_the_gpu_waits_shorter_kernels_are_no_first_advice(write, capsys, tmp_path):
     events = [mark("ProfilerStep#1", 0, 1000), host("cpu_op", "aten::mm", 1, 9, **{"External id": 7})]
     for number, start in ((1, 100), (2, 600)):
