@@ -940,6 +940,19 @@ def test_between_the_calls_of_a_database_lies_not_only_python(tmp_path, capsys):
     assert gap["host"] == "many short calls, and unrecorded code"
 
 
+def test_copies_of_an_export_tell_their_direction(tmp_path):
+    path = database_of(pair(390), "nsys", tmp_path / "x.sqlite")
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        for kind in (1, 10, 12, 99):
+            row = (10**8 + kind, 10**8 + kind, 9 * 2**24, 0, 7, None, kind)
+            connection.execute("INSERT INTO CUPTI_ACTIVITY_KIND_MEMCPY VALUES (?, ?, ?, ?, ?, ?, ?)", row)
+        connection.commit()
+    found = [(call.name, call.group) for call in read_profile(path).calls if call.kind == "copy"]
+    names = ("memcpy HtoD", "memcpy PtoP", "Unified Memory memcpy DtoH", "memcpy")
+    groups = ("copies", "communication", "copies", "copies")
+    assert found == [(f"[CUDA {name}]", group) for name, group in zip(names, groups, strict=True)]
+
+
 def test_an_export_with_launches_and_no_kernels_was_traced(tmp_path, capsys):
     path = database_of(pair(390), "nsys", tmp_path / "x.sqlite")
     with contextlib.closing(sqlite3.connect(path)) as connection:

@@ -19,7 +19,10 @@ GROUP_PATTERNS = [
     ("normalisation", r"^(triton|cpp)_.*(rsqrt|norm)"),
     ("element-wise", r"^(triton_poi|cpp_fused)_"),
     ("other", r"^triton_(per|red|unk)_fused_"),
-    ("communication", r"nccl|rccl|msccl|nvshmem|rocshmem|^Memcpy PtoP|^c10d::|^gloo:|\bep::|deep_?ep::|userbuffers"),
+    (
+        "communication",
+        r"nccl|rccl|msccl|nvshmem|rocshmem|^(\[CUDA )?Memcpy PtoP|^c10d::|^gloo:|\bep::|deep_?ep::|userbuffers",
+    ),
     # of PyTorch's symmetric memory, vLLM, TensorRT-LLM and AMD's quickreduce: in the name, not in an argument
     (
         "communication",

@@ -230,11 +230,14 @@ def summed_kernel(row):
 
 SQLITE = b"SQLite format 3\0"
 NSYS = "CUPTI_ACTIVITY_KIND_"
+COPY_KINDS = {1: "HtoD", 2: "DtoH", 8: "DtoD", 10: "PtoP", 11: "HtoD", 12: "DtoH", 13: "DtoD"}  # CUPTI's
+UNIFIED = "CASE WHEN copyKind BETWEEN 11 AND 13 THEN 'Unified Memory ' ELSE '' END"  # pages that a touch moved
+DIRECTION = " ".join(f"WHEN {kind} THEN ' {name}'" for kind, name in COPY_KINDS.items())
 TABLES = [  # table, kind, SQL for the name; of rocpd the views, because the names of its tables change
     ("kernels", "kernel", "name"),
     ("memory_copies", "copy", "name"),
     (f"{NSYS}KERNEL", "kernel", "(SELECT value FROM StringIds WHERE id = demangledName)"),
-    (f"{NSYS}MEMCPY", "copy", "'[CUDA memcpy]'"),
+    (f"{NSYS}MEMCPY", "copy", f"'[CUDA ' || {UNIFIED} || 'memcpy' || CASE copyKind {DIRECTION} ELSE '' END || ']'"),
     (f"{NSYS}MEMSET", "copy", "'[CUDA memset]'"),
 ]
 HOST_TABLES = [  # of the host's calls: table, SQL for name and process
