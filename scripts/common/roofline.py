@@ -23,6 +23,7 @@ ELEMENT_BYTES = {
 }  # fmt: skip
 PRODUCTS = {name: at for name, at in FACTORS.items() if name not in ("aten::_scaled_mm", "aten::linear")}
 ATTENTION = re.compile(r"aten::_(scaled_dot_product|cudnn_attention|flash_attention|efficient_attention)_\w+")
+OVER_A_LINK = re.compile("^Memcpy (HtoD|DtoH|PtoP)|HOST_TO_DEVICE|DEVICE_TO_HOST")
 
 # Operators whose work does not follow from the shapes of their inputs.
 UNTOLD = re.compile(
@@ -103,10 +104,15 @@ def operator_table(profile, steps, ceilings):
     fused = any(one.name == "LinearCrossEntropyFunction" for one in profile.operations)
     known = counted_kernels(profile.metadata, fused)
     for one in profile.operations:
-        parts.setdefault((one.name, one.group), []).append(one)
+        parts.setdefault((one.name, one.group, crosses_a_link(one)), []).append(one)
     rows = [operator_row(calls, steps, ceilings, known) for calls in parts.values()]
     whole = sum(row["ms"] for row in rows)
     return [row | {"share_percent": 100 * row["ms"] / (whole or 1)} for row in sorted(rows, key=lambda row: -row["ms"])]
+
+
+def crosses_a_link(one):
+    """Return True for a copy between CPU and GPU, or two GPUs, whose limit is not the GPU's memory."""
+    return any(OVER_A_LINK.search(name) for name in one.launches)
 
 
 def counted_kernels(metadata, fused=None):
@@ -147,6 +153,8 @@ def operator_row(calls, steps, ceilings, known):
     kinds = (kind for kind, shape in zip(first.types, first.dims, strict=False) if shape and kind in ELEMENT_BYTES)
     row = {"operator": first.name, "group": first.group, "dtype": next(kinds, ""), "calls": len(calls) / steps}
     row |= {"ms": us / steps / 1e3} | dict.fromkeys(("flops", "bytes", "roofline_ms", "of_roofline", "tflops", "gb_s"))
+    if crosses_a_link(first):
+        return row | {"operator": f"{first.name} (CPU and GPU)"}
     if any(moved is None for _, moved in works):
         return row
     flops, moved = map(sum, zip(*works, strict=True))
@@ -182,7 +190,9 @@ def analyzed_trace(options):
     profile = read_profile(options.profile_data, options.steps, options.gpu)
     check_one_gpu(profile)
     if not profile.operations:
-        raise Failure(2, f"{profile.path} has no operators: give a trace made with --enable-pytorch-profiler")
+        raise Failure(
+            2, f"{profile.path} has no operators: give a trace of PyTorch's profiler (--enable-pytorch-profiler)"
+        )
     steps = steps_needed(profile)
     ceilings, origin, remarks = (options.peak, "those of --peak", []) if options.peak else ceilings_for(profile)
     remarks = list(remarks)
