@@ -276,10 +276,15 @@ exec training_python "$@"
 
 
 def test_rocprof_compute_gets_a_folder_of_its_own(run, tmp_path):
-    """From ROCm 10.0 on it refuses one that is not empty; a kernel that nothing matches is named as the reason."""
+    """From ROCm 10.0 on it refuses one that is not empty; in a Slurm job it adds the rank to the folder.
+
+    A kernel that nothing matches is named as the reason.
+    """
     arguments = ("--output-dir", tmp_path / "results")
-    results = [run("get_rocprof_compute.sh", *arguments, profilers="rocm-10.0") for _ in range(2)]
-    assert [result.returncode for result in results] == [0, 0], results[-1].stderr
+    for job in ({}, {"SLURM_PROCID": "0"}):
+        result = run("get_rocprof_compute.sh", *arguments, profilers="rocm-10.0", **job)
+        assert result.returncode == 0, result.stderr
+        assert ("/workloads/tiny_llama_v3/0 -k 0" in result.stdout) == bool(job)
     result = run("get_rocprof_compute.sh", *arguments, "--kernel", "nothing", profilers="rocm-10.1")
     assert result.returncode == 1 and "no kernel's name has 'nothing' in it" in result.stderr
 

@@ -381,6 +381,8 @@ def check_profile(name, target, command):
 def compute_profile(given, command):
     explicit = first(given, "-p", "--output-directory")
     target = pathlib.Path(explicit or f"workloads/{first(given, '-n')}/MI300X_A1")
+    if newer_than("7.2") and "SLURM_PROCID" in os.environ:  # and other launchers' variables, of one process too
+        target /= os.environ["SLURM_PROCID"]
     check_profile(first(given, "-n"), target, command)
     if newer_than("7.14") and "--overwrite" not in given and target.is_dir() and any(target.iterdir()):
         raise Refused(1, f"ERROR Workload directory {target} is not empty: pass --overwrite")
