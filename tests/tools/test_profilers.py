@@ -275,6 +275,10 @@ exec training_python "$@"
     assert result.returncode == 7 and "records the whole run" not in result.stderr
 
 
+WHOLE = "the profile holds start-up and warm-up too"
+PART = "the profile holds the part of the run that your options select\n"
+
+
 def test_rocprof_compute_gets_a_folder_of_its_own(run, tmp_path):
     """From ROCm 10.0 on it refuses one that is not empty; in a Slurm job it adds the rank to the folder.
 
@@ -289,18 +293,25 @@ def test_rocprof_compute_gets_a_folder_of_its_own(run, tmp_path):
     assert result.returncode == 1 and "no kernel's name has 'nothing' in it" in result.stderr
 
 
-@pytest.mark.parametrize("release", ["6.2", "6.3", "6.4", "7.0", "7.1"])
+@pytest.mark.parametrize(
+    ("wrapper", "release", "words", "says"),
+    [
+        ("get_hotspots.sh", "6.3", "", WHOLE),
+        ("get_trace.sh", "6.4", "", f"{WHOLE}; --collection-period START:LENGTH:1 selects"),
+        ("get_counters.sh", "6.4", "--collection-period 20:5:1", PART),
+        ("get_hotspots.sh", "7.1", "-P 20:5:1", PART),
+        ("get_rocprof_sys.sh", "7.1", "-P", f"{WHOLE}\n"),
+        ("get_rocprof_sys.sh", "7.1", "--trace-wait 5 --trace-duration=2", PART),
+        ("get_rocprof_sys.sh", "7.13", "--selected-regions a", PART),
+    ],
+)
 @pytest.mark.quick(2)
-def test_a_part_of_the_run_is_selected_by_time_where_the_release_can(release, run):
-    """From 6.4 on rocprofv3 measures a period that a user chooses, without start-up and warm-up."""
-    offered = release not in ("6.2", "6.3")
-    period = ("--", "--collection-period", "20:5:1") if offered else ()
-    for wrapper in ("get_hotspots.sh", "get_trace.sh", "get_counters.sh"):
-        result = run(wrapper, "--dry-run", *period, profilers=f"rocm-{release}")
-        assert result.returncode == 0 and "cannot select the measured steps" in result.stdout
-        assert "--selected-regions" not in result.stdout
-        assert ("--collection-period START:LENGTH:1 selects a part of the run" in result.stdout) == offered
-        assert (" --collection-period 20:5:1 -- " in result.stdout) == offered
+def test_what_part_of_the_run_the_profile_holds(wrapper, release, words, says, run):
+    """From 6.4 on rocprofv3 measures a period that a user chooses, rocprof-sys in all of these releases."""
+    result = run(wrapper, "--dry-run", *["--"] * bool(words), *words.split(), profilers=f"rocm-{release}")
+    assert result.returncode == 0 and f"{wrapper}: {says}" in result.stdout
+    assert ("--selected-regions" in result.stdout) == ("--selected-regions" in words)
+    assert f"{words} -- " in result.stdout
 
 
 def test_options_after_two_hyphens_go_to_the_profiler(run):

@@ -296,13 +296,15 @@ choose_formats() { # set FORMATS to csv, or to rocpd where rocprofv3 calls csv d
     [ "$TOOL" != rocprofv3 ] || ! rocprofv3 --help 2>&1 | grep -Eqi "direct csv.*deprecated" || FORMATS=(rocpd)
 }
 
+selects_part() { # whether the user's options for the profiler select a part of the run
+    local options="--(selected-regions|collection-period|(trace-)?(wait|duration|periods))" # the last of rocprof-sys
+    [ "$TOOL" != rocprofv3 ] || options="($options|-P[^ ]*)"
+    [[ " ${EXTRA[*]-} " =~ \ ${options}[\ =] ]]
+}
+
 choose_regions() { # set REGIONS to the options with which rocprofv3 records the measured steps alone, from ROCm 7.0 on
-    local word
     REGIONS=()
-    if [ "$TOOL" != rocprofv3 ] || [ -z "$STEPS" ] || ! tool_has --selected-regions; then return 0; fi
-    for word in ${EXTRA[@]+"${EXTRA[@]}"}; do
-        [[ $word != --selected-regions* && $word != --collection-period* && $word != -P* ]] || return 0
-    done
+    if [ "$TOOL" != rocprofv3 ] || [ -z "$STEPS" ] || selects_part || ! tool_has --selected-regions; then return 0; fi
     REGIONS=(--marker-trace --selected-regions) # up to ROCm 7.2 it hears the script only with --marker-trace
 }
 
