@@ -909,6 +909,13 @@ def test_what_a_table_of_matmuls_cannot_tell_is_said(write):
     found = gemms.gemm_results(read_profile(write(events)), {"matmul_tflops": 100})
     assert [row["peak_tflops"] for row in found["gemms"]] == [None, 100]  # --peak is that of the main precision
     assert any(remark.startswith("A rate is above the peak") for remark in found["remarks"])
+    whole, part = [{"name": "AMD Instinct MI300X", "numSms": units} for units in (304, 38)]  # part: in CPX mode
+    assert (
+        gemms.gemm_results(read_profile(write(events, deviceProperties=[whole])))["gemms"][0]["peak_tflops"] == 1307.4
+    )
+    profile = read_profile(write(events, deviceProperties=[part]))
+    assert gemms.gemm_results(profile)["gemms"][0]["peak_tflops"] is None
+    assert "of AMD Instinct MI300X (38 of 304 compute units) are not known" in roofline.ceilings_for(profile)[1]
     found = gemms.gemm_results(read_profile(write(events, deviceProperties=[])))
     assert any(
         remark.startswith("We don't know the peak of this device in these precisions") for remark in found["remarks"]
