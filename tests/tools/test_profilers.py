@@ -814,7 +814,11 @@ def says(text):
             ("get_rocprof_compute.sh", release, {"STAND_IN_FAULT": "no-locale"}, 1, "locale-gen en_US.UTF-8", False)
             for release in ("6.2", "6.3", "6.4")
         ),
-        ("get_rocprof_compute.sh", "6.4", {"STAND_IN_FAULT": "no-packages"}, 1, r"pip install -r /opt/my\ rocm", False),
+        *(
+            ("get_rocprof_compute.sh", release, {"STAND_IN_FAULT": fault}, 1, r"pip install -r /opt/my\ rocm", False)
+            for release, fault in (("6.4", "no-packages"), ("7.1", "other-packages"))
+        ),
+        ("get_rocprof_compute.sh", "7.13", {"STAND_IN_FAULT": "no-amdsmi"}, 1, "set ROCM_PATH to the ROCm", False),
         ("get_rocprof_compute.sh", "7.1", says("RuntimeError: no such kernel"), 1, "see the lines above", False),
         ("get_rocprof_compute.sh", "7.1", {"STAND_IN_FAULT": "no-kernels"}, 1, "left no pmc_perf.csv", False),
         ("get_rocprof_compute.sh", "7.1", {"STAND_IN_FAULT": "pandas-3"}, 1, "pip install pandas\\<3", False),
@@ -840,7 +844,7 @@ def test_a_failure_ends_with_its_status_its_cause_and_what_was_measured(
     assert all(str(folder) in last for folder in folders)
     assert status == 3 or not SUCCESS.search(result.stdout)
     logs = list(target.glob("*/*_failed.log"))  # none where nothing was started
-    assert len(logs) == (not kept and "no-packages" not in environment.values())
+    assert len(logs) == (not kept and not environment.get("STAND_IN_FAULT", "").endswith("-packages"))
     assert all(str(log) in last for log in logs)
 
 

@@ -8,7 +8,8 @@ its exit status, runs the application, and leaves files of the same names and la
 folder it is called from tells the release, its name the program: put rocm-7.0/ on PATH to have ROCm 7.0.
 
 Environment: STAND_IN_RECORD=FILE appends each command line to FILE; STAND_IN_FAULT plays a fault: no-kernels,
-no-report, no-import, no-range, unsupported, no-permission, no-packages, no-locale, no-peaks, no-counters (a GPU whose
+no-report, no-import, no-range, unsupported, no-permission, no-packages, other-packages (in versions that
+rocprof-compute refuses), no-amdsmi (which it needs from ROCm 7.2 on), no-locale, no-peaks, no-counters (a GPU whose
 counters the release does not know), no-decoder, no-library, no-interpreter, no-second-pass, no-sampling (a GPU
 that does not), no-space (a full disk, which rocprofv3 does not notice), no-pmc (as in the sources of October 2024,
 between ROCm 6.2 and 6.3), no-region (the application does not reach --selected-regions), whole-run (rocprofv3 ignores
@@ -345,8 +346,11 @@ def analyze(arguments):
 
 
 def rocprof_compute(arguments):
-    if FAULT == "no-packages":
+    if FAULT.endswith("-packages"):
         text = "[ERROR] The '{}' package was not found in the current execution environment.\n"
+        if FAULT == "other-packages":
+            text = "[ERROR] the '{}' distribution does not meet version requirements to use rocprofiler-compute.\n"
+            text += "  --> version installed : 1.6.3\n"
         text = text.format("astunparse==1.6.2") + text.format("dash>=3.0.0")
         raise Refused(1, f"{text}\nPlease verify all of the python dependencies\n\nSee: /opt/my rocm/requirements.txt")
     if arguments[:1] == ["analyze"]:
@@ -370,6 +374,9 @@ def check_profile(name, target, command):
         raise Refused(1, "a name without / is needed, and a path without ..")
     if not newer_than("6.2") and ("-" in name or "." in name or len(name) > 35):
         raise Refused(1, "-n/--name exceeds 35 characters, or has - or . in it")
+    if FAULT == "no-amdsmi":
+        text = " WARNING Unhandled import error: No module named 'amdsmi'\n"
+        raise Refused(1, f"{text}   ERROR Failed to import the amdsmi Python library.")
     if FAULT == "unsupported":
         raise Refused(1, "ERROR Cannot find a supported arch in rocminfo: gfx1100")
     if not command:
