@@ -72,9 +72,10 @@ def test_files_of_the_first_rocprof_are_read(tmp_path):
 
 
 def test_perfetto_traces_of_rocprof_sys(tmp_path, capsys):
-    kernels = read_calls(SAMPLES / "rocprof-sys")  # and its other file holds none
-    # not the host's hipLaunchKernel
-    assert [(k.name, k.total_ns) for k in kernels] == [("adamw_kernel", 4000), ("attention_forward_kernel", 9000)]
+    """Not the host's hipLaunchKernel; from ROCm 7.1 on copies are in the kernels' category, that of a HIP stream."""
+    for folder in ("rocprof-sys", "rocprof-sys-7.1"):  # the other file of the first holds none
+        kernels = read_calls(SAMPLES / folder)
+        assert [(k.name, k.total_ns) for k in kernels] == [("adamw_kernel", 4000), ("attention_forward_kernel", 9000)]
     content = (SAMPLES / "rocprof-sys/kernels.proto").read_bytes()
     (tmp_path / "unknown.pftrace").write_bytes(content[: content.index(b"adamw_kernel") + 40])
     refused(kernel_times.main, [tmp_path / "unknown.pftrace"], capsys, "isn't a Perfetto trace, or is damaged")
@@ -123,6 +124,9 @@ def test_a_slice_of_perfetto_ends_on_the_track_on_which_it_began(tmp_path):
     assert perfetto_kernels(tmp_path, *host) == [("gemm", 150, 400)]
     nested = [begin(100, 8, "gemm"), begin(150, 8, "marker", "hip_api"), end(300, 8), end(400, 8)]
     assert perfetto_kernels(tmp_path, *nested) == [("gemm", 100, 400)]
+    others = ("MEMORY_COPY_HOST_TO_DEVICE", "SCRATCH_MEMORY_ALLOC")  # of a stream, from ROCm 7.1 on
+    stream = [packet for name in ("gemm", *others) for packet in (begin(100, 8, name, "rocm_hip_stream"), end(300, 8))]
+    assert perfetto_kernels(tmp_path, *stream) == [("gemm", 100, 300)]
 
 
 def test_every_writer_of_perfetto_has_names_a_clock_and_a_default_track_of_its_own(tmp_path):

@@ -445,9 +445,11 @@ def rocprof_sys(arguments):
         folder /= "2025-01-15_17.57"
     folder.mkdir(parents=True, exist_ok=True)
     if "--trace" in given and FAULT != "no-report":
-        sample = "no_kernels" if FAULT == "no-kernels" else "kernels"
+        sample = "rocprof-sys/no_kernels" if FAULT == "no-kernels" else "rocprof-sys/kernels"
+        if newer_than("7.0") and FAULT != "no-kernels":
+            sample = "rocprof-sys-7.1/kernels"
         suffix = "pftrace" if newer_than("10.1") else "proto"  # pull requests of August and September 2026
-        shutil.copy(SAMPLES / f"rocprof-sys/{sample}.proto", folder / f"perfetto-trace-{os.getpid()}.{suffix}")
+        shutil.copy(SAMPLES / f"{sample}.proto", folder / f"perfetto-trace-{os.getpid()}.{suffix}")
         if newer_than("10.1"):
             database("rocm-7.0/results.sql", folder / f"rocpd-{os.getpid()}.db")
     if "--profile" in given:
