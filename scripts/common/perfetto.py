@@ -7,7 +7,7 @@ clock_snapshot.proto.
 import re
 
 KERNEL_CATEGORIES = {"rocm_kernel_dispatch", "kernel_dispatch", "device_hip", "hip_activity", "roctracer_hip_activity"}
-KERNEL_CATEGORIES |= {"rocm_hip_stream"}  # of rocprof-sys from ROCm 7.1 on, as of NOT_KERNELS
+KERNEL_CATEGORIES |= {"rocm_hip_stream"}  # of rocprof-sys from ROCm 7.1 on, which has NOT_KERNELS in it too
 NOT_KERNELS = re.compile("(MEMORY_COPY|SCRATCH_MEMORY)_")
 SLICE_BEGIN, SLICE_END = 1, 2
 INCREMENTAL_CLOCK = 64  # the clock of Perfetto's C++ library, whose time stamps are differences
