@@ -175,13 +175,18 @@ def told_of(column, recorded):
         name, percent = column.noisiest()
         lines.append(f"{noisiest_line(row_title(name), percent)}.")
     lines.append(f"We measured {span(rounds)} over {counted(column.starts(), 'start')}.")
-    if len(column.rounds) > column.turns():  # a rung that others are compared with is in each of their groups
-        pairs = [*column.over_peers(), *column.over_bases()]
-        gains = [gain for name, base in pairs if (gain := column.gain(name, base))]
-        shared = span([gain.rounds for gain in gains])
-        lines.append(f"Memory doesn't hold all rows at once, so a gain uses the {shared} that ran both of its rows.")
+    if len(column.rounds) > column.turns():
+        lines.append(memory_line([column]))
     lines.append(origin(column.content["record"], recorded))
     return " ".join(lines)
+
+
+def memory_line(columns):
+    """Return why a gain has fewer rounds than a row: one that others are compared with is in each of their groups."""
+    pairs = [(column, pair) for column in columns for pair in [*column.over_peers(), *column.over_bases()]]
+    gains = [gain for column, (name, base) in pairs if (gain := column.gain(name, base))]
+    shared = span([gain.rounds for gain in gains])
+    return f"Memory doesn't hold all rows at once, so a gain uses the {shared} that ran both of its rows."
 
 
 def ladders_of_gpus(recorded):
@@ -287,7 +292,10 @@ def vocabulary_table(recorded):
         pairs = [furthest(ratios(*pair)) for column in measured if (pair := column.pair())]
         if pairs:
             told += f". {noise_line(next(iter(measured)).content['again'], max(pairs))}"
-        texts.append(" ".join([f"{told}.", *dict.fromkeys(origin(c.content["record"], recorded) for c in measured)]))
+        lines = [f"{told}."]
+        if any(len(column.rounds) > column.turns() for column in measured):
+            lines.append(memory_line(measured))
+        texts.append(" ".join([*lines, *dict.fromkeys(origin(c.content["record"], recorded) for c in measured)]))
     return "\n\n".join(texts)
 
 

@@ -262,7 +262,7 @@ VOCABULARY = [
     Rung("hf", "Hugging Face", "peer", [*AMP, *COMPILED]),
     Rung("hf liger", "Hugging Face with Liger's fused loss", "peer", [*AMP, *COMPILED, "--liger-loss"], "hf"),
     Rung("stack", "strongest stack", "peer", AMP, tuned=True),
-    Rung("stack liger", "strongest stack with Liger's, larger chunks", "peer", [*AMP, *LARGE_CHUNKS], tuned=True),
+    Rung("stack liger", "strongest stack with Liger's, chunks of 2,048", "peer", [*AMP, *LARGE_CHUNKS], tuned=True),
 ]
 
 
