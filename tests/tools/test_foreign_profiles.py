@@ -394,6 +394,12 @@ PRECISIONS = {
     "Cijk_Alik_Bljk_HHS_BH_MT64x64x32": "float16",
     "Cijk_Alik_Bljk_SB_MT64x64x16_SE_K1": "float32",
     "Cijk_Alik_Bljk_F8BS_BH": "float8",
+    "Cijk_Ailk_Bljk_S_MX_B_Bias_HA_S_SAV_UserArgs_MT256x256x32": "tf32",  # X: by XF32, or its emulation
+    "Custom_Cijk_Ailk_Bljk_S_MX_B_BIAS_HA_S_SAV_NTD_SK3_UserArgs_MT256x256x32_MI16x16x1_shortname0_gfx950": "tf32",
+    "Custom_Cijk_Alik_Bljk_S_B_UserArgs_MT64x16x32_MI16x16x1_gfx942": "float32",
+    "Custom_Cijk_Alik_Bljk_BBS_BH_MT256x256x64_MI16x16x1_UserArgs_shortname1_gfx950": "bfloat16",
+    "Custom_Cijk_Alik_Bljk_HHS_BH_UserArgs_MT64x16x32_MI16x16x1_SN_K1_MIWT1_1_STA_gfx942": "float16",
+    "Custom_Cijk_Alik_Bljk_F8B8BS_BH_UserArgs_MT256x256x128": "float8",
     "nvjet_tst_128x256_64x4_1x2_h_bz_coopA_NNT": "bfloat16",
     "nvjet_hsh_128x256": "float16",
     "sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64": "bfloat16",

@@ -161,6 +161,7 @@ GROUPED = {  # names between semicolons
         gemvx::kernel<int>; cutlass::Kernel2<x>; cublasLt::epilogue_kernel; hipblaslt_kernel; rocblas_scal;
         sm80_xmma_kernel; splitKreduce_kernel<32>; aten::bmm; aten::baddbmm; int8_mm_kernel; naive_conv_nonpacked_fwd;
         winograd_fwd_kernel; convolve_common_engine_float_NHWC; dgrad_2d_kernel; wgrad_2d_kernel; fprop_2d_kernel;
+        Custom_Cijk_Alik_Bljk_BBS_BH_MT256x256x64_MI16x16x1_UserArgs_shortname1_gfx950;
         conv_depthwise2d_forward_kernel; aten::mkldnn_convolution; aten::convolution_backward""",
     "attention": """attention_backward_dkdv_kernel; attn_fwd; bwd_kernel_dk_dv; fmha_cutlassF_f32_aligned_64x64_rf;
         void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<64, cutlass::bfloat16_t>>;
