@@ -782,6 +782,15 @@ def test_limits_of_an_old_layout_and_their_names(tmp_path):
     assert limits.main([str(tmp_path)]) == 1
 
 
+@pytest.mark.parametrize("name", ["TCP Cache Hit Rate", "GL0 Cache Hit Rate (TCP Cache)"])
+def test_strix_halo_names_its_first_cache_otherwise_and_knows_no_peak_of_the_memory(name, tmp_path):
+    text = (SAMPLES / "rocprof-compute-3/analysis_0.txt").read_text().replace("vL1D Cache Hit Rate", name)
+    text = re.sub("(L2-Fabric (?:Read|Write) BW .*?│ )100.0( │ ).*?│", r"\1None\2 │", text)
+    (tmp_path / "analysis_0.txt").write_text(text)
+    row = limits.analysed_kernel(tmp_path / "analysis_0.txt")
+    assert (row["l1_hit"], row["memory"]) == (12.4, None)
+
+
 # ---------------------------------------------------------------- faults
 
 
