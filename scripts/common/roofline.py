@@ -12,7 +12,7 @@ from common.command_line import Failure, add_gpu, add_steps, finite, progress
 from common.gemm_probe import rounds_to_tf32
 from common.gemms import FACTORS
 from common.gemms import precision_of as precision_of_gemm
-from common.gpus import GPUS, emulates_tf32, gpu_named, peak_tflops
+from common.gpus import GPUS, emulates_tf32, gpu_named, name_here, peak_tflops
 from common.profiles import check_one_gpu, errors_of, precision_of_kernel, read_profile, steps_needed
 from common.tables import rounded
 
@@ -247,7 +247,7 @@ def ceilings_for(profile):
     gpu = gpu_named(profile.device or "")
     if profile.metadata.get("rounds_to_tf32") is False and not emulates_tf32(profile.device or ""):
         precision = "float32"  # the run asked for TF32, and its matmuls took no notice
-    here = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    here = name_here() if torch.cuda.is_available() else None
     if profile.on_cpu or (precision and here and profile.device in (None, here)):
         device = "cpu" if profile.on_cpu else "cuda"
         precision = precision_here(precision or "float32", device)

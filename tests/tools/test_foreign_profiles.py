@@ -416,6 +416,12 @@ PRECISIONS = {
     "Cijk_Alik_Bljk_HHS_BH_MT64x64x32": "float16",
     "Cijk_Alik_Bljk_SB_MT64x64x16_SE_K1": "float32",
     "Cijk_Alik_Bljk_F8BS_BH": "float8",
+    "Cijk_Ailk_Bljk_S_MX_B_Bias_HA_S_SAV_UserArgs_MT256x256x32": "tf32",  # X: by XF32, or its emulation
+    "Custom_Cijk_Ailk_Bljk_S_MX_B_BIAS_HA_S_SAV_NTD_SK3_UserArgs_MT256x256x32_MI16x16x1_shortname0_gfx950": "tf32",
+    "Custom_Cijk_Alik_Bljk_S_B_UserArgs_MT64x16x32_MI16x16x1_gfx942": "float32",
+    "Custom_Cijk_Alik_Bljk_BBS_BH_MT256x256x64_MI16x16x1_UserArgs_shortname1_gfx950": "bfloat16",
+    "Custom_Cijk_Alik_Bljk_HHS_BH_UserArgs_MT64x16x32_MI16x16x1_SN_K1_MIWT1_1_STA_gfx942": "float16",
+    "Custom_Cijk_Alik_Bljk_F8B8BS_BH_UserArgs_MT256x256x128": "float8",
     "nvjet_tst_128x256_64x4_1x2_h_bz_coopA_NNT": "bfloat16",
     "nvjet_hsh_128x256": "float16",
     "sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64": "bfloat16",
@@ -1084,6 +1090,13 @@ def test_what_a_table_of_matmuls_cannot_tell_is_said(write):
     found = gemms.gemm_results(read_profile(write(events)), {"matmul_tflops": 100})
     assert [row["peak_tflops"] for row in found["gemms"]] == [None, 100]  # --peak is that of the main precision
     assert any(remark.startswith("A rate is above the peak") for remark in found["remarks"])
+    whole, part = [{"name": "AMD Instinct MI300X", "numSms": units} for units in (304, 38)]  # part: in CPX mode
+    assert (
+        gemms.gemm_results(read_profile(write(events, deviceProperties=[whole])))["gemms"][0]["peak_tflops"] == 1307.4
+    )
+    profile = read_profile(write(events, deviceProperties=[part]))
+    assert gemms.gemm_results(profile)["gemms"][0]["peak_tflops"] is None
+    assert "of AMD Instinct MI300X (38 of 304 compute units) are not known" in roofline.ceilings_for(profile)[1]
     found = gemms.gemm_results(read_profile(write(events, deviceProperties=[])))
     assert any(
         remark.startswith("We don't know the peak of this device in these precisions") for remark in found["remarks"]

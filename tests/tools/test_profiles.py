@@ -72,9 +72,10 @@ def test_files_of_the_first_rocprof_are_read(tmp_path):
 
 
 def test_perfetto_traces_of_rocprof_sys(tmp_path, capsys):
-    kernels = read_calls(SAMPLES / "rocprof-sys")  # and its other file holds none
-    # not the host's hipLaunchKernel
-    assert [(k.name, k.total_ns) for k in kernels] == [("adamw_kernel", 4000), ("attention_forward_kernel", 9000)]
+    """Not the host's hipLaunchKernel; from ROCm 7.1 on copies are in the kernels' category, that of a HIP stream."""
+    for folder in ("rocprof-sys", "rocprof-sys-7.1"):  # the other file of the first holds none
+        kernels = read_calls(SAMPLES / folder)
+        assert [(k.name, k.total_ns) for k in kernels] == [("adamw_kernel", 4000), ("attention_forward_kernel", 9000)]
     content = (SAMPLES / "rocprof-sys/kernels.proto").read_bytes()
     (tmp_path / "unknown.pftrace").write_bytes(content[: content.index(b"adamw_kernel") + 40])
     refused(kernel_times.main, [tmp_path / "unknown.pftrace"], capsys, "isn't a Perfetto trace, or is damaged")
@@ -123,6 +124,9 @@ def test_a_slice_of_perfetto_ends_on_the_track_on_which_it_began(tmp_path):
     assert perfetto_kernels(tmp_path, *host) == [("gemm", 150, 400)]
     nested = [begin(100, 8, "gemm"), begin(150, 8, "marker", "hip_api"), end(300, 8), end(400, 8)]
     assert perfetto_kernels(tmp_path, *nested) == [("gemm", 100, 400)]
+    others = ("MEMORY_COPY_HOST_TO_DEVICE", "SCRATCH_MEMORY_ALLOC")  # of a stream, from ROCm 7.1 on
+    stream = [packet for name in ("gemm", *others) for packet in (begin(100, 8, name, "rocm_hip_stream"), end(300, 8))]
+    assert perfetto_kernels(tmp_path, *stream) == [("gemm", 100, 300)]
 
 
 def test_every_writer_of_perfetto_has_names_a_clock_and_a_default_track_of_its_own(tmp_path):
@@ -157,6 +161,7 @@ GROUPED = {  # names between semicolons
         gemvx::kernel<int>; cutlass::Kernel2<x>; cublasLt::epilogue_kernel; hipblaslt_kernel; rocblas_scal;
         sm80_xmma_kernel; splitKreduce_kernel<32>; aten::bmm; aten::baddbmm; int8_mm_kernel; naive_conv_nonpacked_fwd;
         winograd_fwd_kernel; convolve_common_engine_float_NHWC; dgrad_2d_kernel; wgrad_2d_kernel; fprop_2d_kernel;
+        Custom_Cijk_Alik_Bljk_BBS_BH_MT256x256x64_MI16x16x1_UserArgs_shortname1_gfx950;
         conv_depthwise2d_forward_kernel; aten::mkldnn_convolution; aten::convolution_backward;
         void mul_mat_q<(ggml_type)12, 128, false>(char const*); mul_mat_vec_q<(ggml_type)13, 1, false, false>""",
     "attention": """attention_backward_dkdv_kernel; attn_fwd; bwd_kernel_dk_dv; fmha_cutlassF_f32_aligned_64x64_rf;

@@ -59,27 +59,32 @@ GROUP_PATTERNS = [
     ("element-wise", r"aten::(\w*relu|gelu|clamp\w*|threshold|tanh)(_backward)?_?$"),
 ]
 # The precision that a matmul's name tells, if any. Tensile's names (Cijk_) list the types of the inputs, the output and
-# the sums after the layouts: BBS is bfloat16 summed in single precision, B_BS likewise.
+# the sums after the layouts: BBS is bfloat16 summed in single precision, B_BS likewise; S_MX multiplies in XF32.
 PRECISION_PATTERNS = [
     ("float8", r"^Cijk_[a-z]+_[a-z]+_(F8|B8)|e4m3|e5m2|float8|fp8|f8f8|_f8_|nvjet_q"),
-    ("tf32", r"tf32|xf32|nvjet_[st]ss|s1688gemm_(?!bf16|f16|fp16)"),
+    ("tf32", r"^Cijk_[a-z]+_[a-z]+_S_MX_|tf32|xf32|nvjet_[st]ss|s1688gemm_(?!bf16|f16|fp16)"),
     ("bfloat16", r"^Cijk_[a-z]+_[a-z]+_B(_?[BS])*(_|$)|bf16|bfloat16|nvjet_t"),
-    ("float16", r"^Cijk_[a-z]+_[a-z]+_H(_?[HS])*(_|$)|(?<![a-z])f16|fp16|hgemm|h16816|h1688|\bhalf\b|_half|nvjet_h"),
+    (
+        "float16",
+        r"^Cijk_[a-z]+_[a-z]+_H(_?[HS])*(_|$)|(?<![a-z])f16|fp16|hgemm|h16816|h1688|\bhalf\b|_half|nvjet_h",
+    ),
     ("float32", r"^Cijk_[a-z]+_[a-z]+_S(_?[BS])*(_|$)|sgemm|scudnn|f32f32_f32f32_f32"),
 ]
+BY_HAND = "Custom_"  # which hipBLASLt puts before the names of kernels that Tensile did not write
 INTERPRETED = "Version 3's kernels ran in Triton's interpreter: these times say nothing about a GPU."
 
 
 @functools.cache
 def group_of(name):
     """Return the group of a kernel or operator, one of GROUPS, by its name."""
-    name = name.replace("(anonymous namespace)::", "")
+    name = name.replace("(anonymous namespace)::", "").removeprefix(BY_HAND)
     return next((group for group, pattern in GROUP_PATTERNS if re.search(pattern, name, re.IGNORECASE)), "other")
 
 
 @functools.cache
 def precision_of_kernel(name):
     """Return the precision of a matmul's operands by its kernel's name; None where the name does not tell."""
+    name = name.removeprefix(BY_HAND)
     found = (precision for precision, pattern in PRECISION_PATTERNS if re.search(pattern, name, re.IGNORECASE))
     return next(found, None)
 

@@ -9,6 +9,7 @@ import re
 from collections import Counter
 
 from common.command_line import PRECISIONS, Failure
+from common.gpus import name_of
 from common.profiles.groups import clean, group_of
 from common.profiles.model import (
     EACH,
@@ -189,7 +190,7 @@ def device_of(content, launches):
     used = {place_of(event)[1] for event in launches[:1]}
     found = next((one for one in devices if one.get("id") in used), devices[0])
     name = found.get("name")
-    return clean(name) if name else None
+    return name_of(clean(name), whole_number(found.get("numSms"))) if name else None
 
 
 def timed_events(events):
