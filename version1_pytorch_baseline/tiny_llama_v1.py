@@ -290,14 +290,6 @@ PROFILERS = {
     "ncu": ("NV_NSIGHT_INJECTION_", "NV_COMPUTE_PROFILER_"),
     "an NVTX tool": ("NVTX_INJECTION64_PATH", "CUDA_INJECTION64_PATH"),
 }
-# Options that not all versions have, by a part of the name: for the message about an unknown one.
-ELSEWHERE = {
-    "compile-mode": "versions 2 and 4 have",
-    "compile": "versions 2, 3 and 4 have",
-    "fp8|fused-loss|kernel": "version 3 has",
-    "fus|flash": "version 2 has",
-    "attention-backend": "version 4 has",
-}
 NO_REGION = contextlib.nullcontext()
 
 
@@ -356,14 +348,11 @@ def between(kind, low, high):
 
 
 def hint(word, options):
-    """Return what an unknown option --word may mean, in brackets, or an empty text."""
-    for part, having in ELSEWHERE.items():
-        if re.search(part, word) and str(VERSION) not in having:
-            return f" ({having} such an option, version {VERSION} doesn't)"
+    """Return what an unknown option --word may mean, in brackets."""
     ending = [option for option in options if option.endswith(f"-{word}")]
     for option in ending or difflib.get_close_matches(f"--{word}", options, n=1):
         return f" (did you mean {option}?)"
-    return ""
+    return f" (--help lists what version {VERSION} has)"
 
 
 def build_parser():
