@@ -14,7 +14,6 @@ Without a GPU the kernels run in Triton's interpreter, one program after another
 store different values in one place, but it can't see every race.
 """
 
-import argparse
 import difflib
 import json
 import os
@@ -26,7 +25,7 @@ HERE = pathlib.Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent / "scripts"))
 
 from answers import exercises, folder_of, grade, hints, is_started, relative, solution_of
-from common.command_line import Failure, run_tool
+from common.command_line import Failure, Parser, run_tool
 from common.occupancy import TARGETS
 from sessions import SESSIONS, kernels
 
@@ -207,17 +206,17 @@ def show_scoreboard():
 
 
 def parse(argv):
-    usage, _, rest = __doc__.partition("\n\n")
-    parser = argparse.ArgumentParser(
-        prog="check.py", description=usage, epilog=rest, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser("check.py", __doc__, with_json=False)
     parser.add_argument("command", nargs="?", default="list", help="list, NN, hint, solution, scoreboard or verify")
     parser.add_argument("arguments", nargs="*", metavar="NN", help="number of the exercise, then of the hint")
     parser.add_argument("--watch", action="store_true", help="check again whenever the file is saved")
     on_amd = f"execute an AMD GPU's instructions in our interpreter, without the GPU: {', '.join(AMD_TARGETS)}"
     parser.add_argument("--target", choices=AMD_TARGETS, metavar="GPU", help=on_amd)
     parser.add_argument("--give-up", action="store_true", help="show the solution before you have passed")
-    return parser.parse_intermixed_args(argv)
+    options, rest = parser.parse_known_intermixed_args(argv)
+    if rest:
+        parser.error(f"unrecognized arguments: {' '.join(rest)}{parser.nearest(rest)}")
+    return options
 
 
 def main(argv=None):

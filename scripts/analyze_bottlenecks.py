@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Rank the operators of a step by time. Shows how far each is from the device's limits, and which version tackles it.
+"""Rank the operators of a step by time. Shows how far each is from the device's limits, and what may shorten it.
 
 example: python analyze_bottlenecks.py --profile-data pytorch_profiles/ --output-report bottlenecks_v1.md
 
@@ -14,21 +14,22 @@ the tool writes
 
 import json
 import pathlib
+import re
 import sys
 
 from common import report as pages
 from common.command_line import Parser
-from common.gemms import NO_SHAPES, gemm_results, gemm_table
-from common.idle import EXPOSED, idle_results, idle_tables
+from common.gemms import gemm_results, gemm_table, no_gemms
+from common.idle import EXPOSED, IDLE_BOUND, idle_results, idle_tables
 from common.profiles import INTERPRETED
-from common.roofline import add_trace_options, analyzed_trace, ceilings_line
+from common.roofline import OVER_A_LINK, add_trace_options, analyzed_trace, ceilings_line
 from common.tables import columns, emit, rounded, text_table, write_csv
 
 TOP = 25  # operators in the report
 MATMULS_SHOWN = 5  # on the screen
 GROUP_COLUMNS = (
     "rank: {rank} | group: {group} | ms per step: {ms:r} | %: {share_percent:.1f} | could save ms: {could_save_ms:r} | "
-    "step faster by at most: {step_could_be:.2f} | addressed by: {addressed_by}"
+    "step faster by at most: {step_could_be:.2f} | what may help: {addressed_by}"
 )
 OPERATOR_COLUMNS = (
     "rank: {rank} | operator: `{operator}` | group: {group} | calls per step: {calls:,.0f} | ms per step: {ms:r} | "
@@ -44,18 +45,56 @@ ADDRESSED_BY = {
     "communication": "a larger batch per GPU; analyze_communication.py shows how much of it hides behind computation",
     "other": "version 3 (cross-entropy in one kernel), version 4 (torch.compile)",
 }
+IN_GENERAL = ADDRESSED_BY | {  # of another program, which has no versions
+    "GEMM": "one matmul for q, k, v and one for gate, up; a lower precision; analyze_gemm_operations.py rates shapes",
+    "attention": "another backend of scaled_dot_product_attention; it's one kernel already",
+    "normalisation": "torch.compile, which fuses a norm with its neighbours; version 3's RMSNorm is such a kernel",
+    "element-wise": "torch.compile, which fuses them; version 3's RoPE and SwiGLU are such kernels",
+    "optimizer": "the optimizer's fused=True, if it isn't fused yet",
+    "copies": "fewer casts, transposes and .contiguous(); torch.compile fuses some",
+    "other": "no advice for all of them: see the operators",
+}
+IN_PARTICULAR = [  # group, pattern of its longest operator
+    ("GEMM", "conv", "a lower precision, or channels_last tensors, which need no transposes"),
+    ("GEMM", "bmm$", "if these are attention's scores: scaled_dot_product_attention, which keeps none in memory"),
+    ("attention", "softmax", "scaled_dot_product_attention: one kernel, no T x T scores in memory"),
+]
+FOR_HOST_COPIES = "pinned memory and non_blocking=True, to overlap with kernels, or data that stays on the GPU"
+
+
+def advice_for(profile, rows):
+    """Return {group: what may shorten it}: the version that does, or for another program's trace what may help there.
+
+    rows: of its operators, the longest first.
+    """
+    if profile.metadata:
+        return ADDRESSED_BY
+    found = dict(IN_GENERAL)
+    longest = {}
+    for row in rows:
+        longest.setdefault(row["group"], row["operator"])
+    for group, pattern, words in IN_PARTICULAR:
+        if re.search(pattern, longest.get(group, "")):
+            found[group] = words
+    copies = [call for call in profile.step_calls if call.group == "copies"]
+    with_host = sum(call.total_ns for call in copies if OVER_A_LINK.search(call.name))
+    if with_host > sum(call.total_ns for call in copies) / 2:
+        found["copies"] = FOR_HOST_COPIES
+    return found
 
 
 def ranked(rows):
     return [{"rank": i} | row for i, row in enumerate(rows, 1)]
 
 
-def targets(rows):
+def targets(rows, advice=ADDRESSED_BY, step_ms=0.0):
     """Return a row per group, by the time that could be saved; where that is not known, by its whole time.
 
-    A group of which most time has no floor has no bound: it may have everything to win.
+    A group of which most time has no floor has no bound: it may have everything to win. step_ms: with idle time, which
+    shorter kernels leave.
     """
-    whole = sum(row["ms"] for row in rows)
+    busy = sum(row["ms"] for row in rows)
+    whole = max(step_ms, busy)
     found = []
     for group in dict.fromkeys(row["group"] for row in rows):
         part = [row for row in rows if row["group"] == group]
@@ -64,8 +103,8 @@ def targets(rows):
         unknown = sum(row["ms"] for row in part if row["roofline_ms"] is None)  # nobody knows how short these can be
         saved = sum(gains) if gains and unknown <= ms / 2 else None
         faster = whole / (whole - saved - unknown) if saved is not None and saved + unknown < whole else None
-        row = {"group": group, "ms": ms, "share_percent": 100 * ms / (whole or 1), "could_save_ms": saved}
-        found.append(row | {"step_could_be": faster, "addressed_by": ADDRESSED_BY[group]})
+        row = {"group": group, "ms": ms, "share_percent": 100 * ms / (busy or 1), "could_save_ms": saved}
+        found.append(row | {"step_could_be": faster, "addressed_by": advice[group]})
     return ranked(sorted(found, key=lambda row: -(row["ms"] if row["could_save_ms"] is None else row["could_save_ms"])))
 
 
@@ -79,6 +118,14 @@ def evidence(rows):
     return [f"No verdict about what to change first: {floor}. The groups are in the order of their time."]
 
 
+def waiting(idle):
+    """Return the sentence about idle time, which no shorter kernel saves, if it's a large part of the steps."""
+    if not idle or idle["launch_bound"] is None or idle["idle_share"] <= IDLE_BOUND:
+        return []
+    share = f"{100 * idle['idle_share']:.0f} % of the time"
+    return [f"The GPU waits {share}. Shorter kernels don't change that, so begin there."]
+
+
 def write_report(content, path):
     """Write the page: groups by the time that could be saved, operators by their time, idle time, matmuls."""
     rows = content["operators"]
@@ -89,7 +136,7 @@ def write_report(content, path):
         roofs += " shortest time that they allow, every input read once."
     facts = [("device", content["device"]), ("steps", content["steps"])]
     facts.append(("time", f"{rounded(sum(row['ms'] for row in rows))} ms in {what} per step"))
-    notice = [roofs, *content["remarks"]]
+    notice = [*content["waiting"], roofs, *content["remarks"]]
     if content["interpreted"]:
         notice.append(INTERPRETED)
     groups = pages.table(*columns(GROUP_COLUMNS, content["targets"]))
@@ -105,7 +152,7 @@ def write_report(content, path):
             sections.append((heading, [pages.table(header, cells)]))
     matmuls = content["matmuls"]
     told = [pages.text(remark) for remark in remarks_of("matmuls", content)]
-    table = [pages.table(*gemm_table(matmuls))] if matmuls["gemms"] else [pages.text(NO_SHAPES)]
+    table = [pages.table(*gemm_table(matmuls))] if matmuls["gemms"] else [pages.text(content["no_matmuls"])]
     sections.append(("Matmuls by shape, the most time lost first", [*told, *table]))
     write = pages.page if path.suffix == ".html" else pages.markdown
     path.write_text(write(f"Bottlenecks of {content['trace']}", facts, notice, sections), encoding="utf-8")
@@ -117,7 +164,7 @@ def remarks_of(part, content):
 
 
 def as_text(content, files):
-    lines = [content["trace"]]
+    lines = [content["trace"], *content["waiting"]]
     for row in content["targets"][:3]:
         saved = "" if row["could_save_ms"] is None else f", of which {rounded(row['could_save_ms'])} ms could be saved"
         time = f"{rounded(row['ms'])} ms per step ({row['share_percent']:.1f} %)"
@@ -133,7 +180,7 @@ def as_text(content, files):
             lines += [text_table(header, rows, left=left), ""]
     matmuls = content["matmuls"]
     header, rows = gemm_table(matmuls)
-    lines += [text_table(header, rows[:MATMULS_SHOWN], left=3) if rows else NO_SHAPES, ""]
+    lines += [text_table(header, rows[:MATMULS_SHOWN], left=3) if rows else content["no_matmuls"], ""]
     return "\n".join([*lines, f"wrote {', '.join(map(str, files))}"])
 
 
@@ -141,10 +188,13 @@ def analyze(options):
     """Write the report and its two companions."""
     profile, content = analyzed_trace(options)
     path = pathlib.Path(options.output_report)
-    content["targets"] = targets(content["operators"])
-    content["remarks"] += evidence(content["operators"]) if content["ceilings"] else []
     content["idle"] = None if content["on_cpu"] else idle_results(profile)
+    step_ms = content["idle"]["per_step"][-1]["whole_ms"] / content["steps"] if content["idle"] else 0.0
+    content["targets"] = targets(content["operators"], advice_for(profile, content["operators"]), step_ms)
+    content["remarks"] += evidence(content["operators"]) if content["ceilings"] else []
+    content["waiting"] = waiting(content["idle"])
     content["matmuls"] = gemm_results(profile, options.peak)
+    content["no_matmuls"] = no_gemms(profile)
     folder = path.parent / "bottleneck_analysis"
     folder.mkdir(parents=True, exist_ok=True)
     files = path, folder / "operator_timing.csv", folder / "optimization_targets.json"

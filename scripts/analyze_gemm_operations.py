@@ -21,7 +21,7 @@ import sys
 
 from common import counts
 from common.command_line import Failure, Parser, add_gpu, numbers, progress
-from common.gemms import NO_SHAPES, gemm_results, gemm_table
+from common.gemms import gemm_results, gemm_table, no_gemms
 from common.profiles import check_one_gpu, errors_of, read_profile
 from common.roofline import bound, ceilings_line, measure_ceilings, peak, precision_here, shortest_s
 from common.tables import columns, emit, text_table
@@ -140,7 +140,8 @@ def analyze_trace(options):
     check_one_gpu(profile)
     found = gemm_results(profile, options.peak)
     if not found["gemms"]:
-        raise Failure(2, f"{profile.path}: {NO_SHAPES[0].lower()}{NO_SHAPES[1:]}")
+        why = no_gemms(profile)
+        raise Failure(2, f"{profile.path}: {why[0].lower()}{why[1:]}")
     device = profile.device or "device not named"
     text = [f"{found['trace']}: {device}", *found["remarks"], "", text_table(*gemm_table(found), left=3)]
     emit(found, "\n".join(text), options.json)

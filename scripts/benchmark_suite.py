@@ -33,7 +33,18 @@ import threading
 import torch
 
 from common.accuracy import errors_of
-from common.command_line import PRECISIONS, Failure, Parser, listed, numbers, on_cpu, positive, progress, run_tool
+from common.command_line import (
+    PRECISIONS,
+    PRESETS,
+    Failure,
+    Parser,
+    listed,
+    numbers,
+    on_cpu,
+    positive,
+    progress,
+    run_tool,
+)
 from common.machine import SAME_RUN, describe, hash_of
 from common.runs import TimeLimit, last_words, run_process, train
 from common.suite_results import (
@@ -67,7 +78,7 @@ CPU_OPTIONS = "--hidden-dim 64 --num-layers 2 --num-heads 4 --vocab-size 256"
 def add_options(parser):
     add = parser.add_argument_group("what to measure").add_argument
     add("--models", type=listed(), default=["v1", "v2", "v3", "v4"], help="(v1,v2,v3,v4)")
-    add("--presets", type=listed(["tiny", "small", "medium"]), help="tiny, small, medium (small; on a CPU a toy)")
+    add("--presets", type=listed(PRESETS), help="tiny, small, medium (small; on a CPU a toy)")
     add("--batch-sizes", type=numbers, help="sequences per step and process (the preset's)")
     add("--seq-lengths", "--seq-lens", type=numbers, help="tokens (the preset's)")
     add("--precisions", type=listed(PRECISIONS), default=["float32"], help=", ".join(PRECISIONS))

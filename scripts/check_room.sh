@@ -6,6 +6,7 @@
 #   ./scripts/check_room.sh --output room.txt   the text file (check_room.txt); logs stay in a folder next to it, room.txt.logs
 #   ./scripts/check_room.sh --time-limit 120    seconds for each line of the table (600)
 # Exit status: 0; 1 if a line failed or was measured only in part; 2 for a bad option; 130 after Ctrl-C, with the table so far.
+[ "${BASH##*/}" = bash ] || exec bash "$0" "$@" # called as sh check_room.sh
 set -uo pipefail
 source "$(dirname -- "${BASH_SOURCE[0]}")/common/environment.sh"
 

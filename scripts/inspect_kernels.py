@@ -45,7 +45,7 @@ from unittest import mock
 
 from common import command_line
 from common.accuracy import LAST_PLACE
-from common.command_line import Failure, Parser, on_cpu, positive, progress
+from common.command_line import PRESETS, Failure, Parser, on_cpu, positive, progress
 from common.occupancy import KB, TARGETS, TENSOR_MEMORY, occupancy
 from common.tables import emit, text_table
 from common.versions import SCRIPTS, load_version
@@ -478,7 +478,7 @@ def main(argv=None):
     add("--execute", nargs="+", choices=EXECUTABLE, default=[], metavar="GPU", help=f"{', '.join(EXECUTABLE)} (none)")
     add("--dtype", nargs="+", choices=PRECISIONS, default=list(PRECISIONS), help="precision of the model (all)")
     add("--kernel", default="", metavar="PART", help="only kernels whose name contains this")
-    add("--preset", nargs="+", choices=["tiny", "small", "medium"], help="(small medium; with --execute small)")
+    add("--preset", nargs="+", choices=PRESETS, help="(small medium; with --execute small)")
     what_if = "what if: compile the attention kernels with these"
     add("--tiles", nargs="+", type=tile, default=[], metavar="QxK", help=f"{what_if} tiles of queries and keys")
     add("--warps", nargs="+", type=positive, default=[], metavar="N", help=f"{what_if} numbers of warps")

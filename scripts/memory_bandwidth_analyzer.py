@@ -12,6 +12,7 @@ import sys
 import textwrap
 
 from common.command_line import Failure, Parser, progress
+from common.gemms import WITH_SHAPES
 from common.profiles import INTERPRETED, short
 from common.roofline import LEAST_SHOWN, add_trace_options, analyzed_trace, bound, ceilings_line, draw_roofline
 from common.tables import columns, emit, text_table
@@ -77,7 +78,7 @@ def analyze(options):
         raise Failure(2, content["ceilings_from"])
     rows = bandwidth_rows(content["operators"], content["ceilings"])
     if not rows:
-        raise Failure(2, f"{profile.path} recorded no shapes: profile without --graph")
+        raise Failure(2, f"{profile.path} has no shapes that tell its bytes: {WITH_SHAPES}")
     content |= {"summary": summary(rows, content["operators"], content["ceilings"]), "operators": rows}
     if options.generate_roofline_plot:
         draw(profile.path.parent / "roofline.png", profile.path.name[:8], content)

@@ -10,7 +10,7 @@ to the training script. Version 4 has no counts: the compiler decides what it la
 import sys
 
 from common import counts
-from common.command_line import Failure, Parser, add_version_option, version_meant
+from common.command_line import PRESETS, Failure, Parser, add_version_option, version_meant
 from common.counts import of_step, step_counts, total
 from common.tables import columns, text_table
 from common.versions import load_version
@@ -69,7 +69,7 @@ def count(options, argv):
 def main(argv=None):
     parser = Parser("model_counts.py", __doc__, with_json=False)
     add_version_option(parser)
-    parser.add_argument("--preset", choices=["tiny", "small", "medium"], help="sizes (the training script's)")
+    parser.add_argument("--preset", choices=PRESETS, help="sizes (the training script's)")
     parser.add_argument("--precision", choices=counts.ELEMENT_BYTES, default="float32", help="(%(default)s)")
     return parser.run(count, argv, passes_on=True)
 

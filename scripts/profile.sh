@@ -15,6 +15,7 @@
 # Python script. kernel_times.py, kernel_counters.py and analyze_kernel_launches.py read every result. Tools that compare
 # with the model's formulas need a profile of our own scripts, and say so.
 # Exit status: 0; 1 no result; 2 a bad option; 3 only a part was measured, and is kept; 130 Ctrl-C; or the command's
+[ "${BASH##*/}" = bash ] || exec bash "$0" "$@" # called as sh profile.sh
 set -euo pipefail
 WRAPPER=${BASH_SOURCE[0]}
 # shellcheck source=common/wrappers/setup.sh
@@ -58,6 +59,9 @@ shift
 options=() extra=()
 while [ $# -gt 0 ]; do
     TAKEN=1
+    case $1 in
+        --profiler-option=* | --warmup-steps=* | --profile-steps=*) set -- "${1%%=*}" "${1#*=}" "${@:2}" ;;
+    esac
     case $1 in
         -h | --help) usage && exit 0 ;;
         --profiler-option) # its value may begin with hyphens

@@ -19,7 +19,7 @@ from common.runs import train
 from common.tables import columns, text_table
 from common.versions import REPOSITORY, SCRIPTS, load_version
 
-# On two CPU cores, with version 3's kernels in Triton's interpreter, all of it takes about a minute.
+# On two CPU cores, with version 3's kernels in Triton's interpreter, all of it takes about two minutes.
 CPU_SIZES = "--hidden-dim 64 --num-layers 2 --num-heads 4 --seq-len 64 --batch-size 2 --vocab-size 256 --num-steps 20"
 LOSSES_COMPARED = 10  # steps; later losses carry every rounding before them, and training amplifies it
 # Version 3's kernels are written in Triton, which has packages for Linux only.
@@ -58,7 +58,10 @@ def check_options(argv):
 
 def train_version(version, argv, metrics):
     """Run one training script and show its steps; return its metrics, or None where it failed."""
-    print(f"V{version}  {SCRIPTS[version].parent.name}: training", flush=True)
+    slowly = ""
+    if version == 3 and on_cpu(argv):
+        slowly = " in Triton's interpreter, which is slow"
+    print(f"V{version}  {SCRIPTS[version].parent.name}: training{slowly}", flush=True)
     output = []
 
     def tell(line):

@@ -7,6 +7,7 @@
 #   ./scripts/quickstart.sh --results runs/today          keeps the four metrics files
 #   TINY_LLAMA_PYTHON=python3.12 ./scripts/quickstart.sh  from this Python; more settings: scripts/common/environment.sh
 # Exit status: 0; 1 if a version fails or disagrees with version 1; 2 for a bad option; 130 after Ctrl-C.
+[ "${BASH##*/}" = bash ] || exec bash "$0" "$@" # called as sh quickstart.sh
 set -euo pipefail
 source "$(dirname -- "${BASH_SOURCE[0]}")/common/environment.sh"
 [[ " $* " != *" -h "* && " $* " != *" --help "* ]] || { usage && exit 0; }

@@ -9,6 +9,7 @@
 # Other options go to the training script. Leaves everything under --profile-dir (all_profiles).
 # Exit status: 0; 1 if a profiler failed; 3 if one measured only a part, which is kept; 130 after Ctrl-C.
 
+[ "${BASH##*/}" = bash ] || exec bash "$0" "$@" # called as sh run_all_profilers.sh
 set -uo pipefail
 # shellcheck source=common/wrappers/setup.sh
 source "$(dirname "$(realpath "${BASH_SOURCE[0]}")")/common/wrappers/setup.sh"

@@ -24,7 +24,7 @@ import sys
 
 from common import counts
 from common.command_line import Parser, add_version_option, progress, result_folder, version_meant, with_first_batch
-from common.gpus import emulates_tf32, peak_tflops
+from common.gpus import emulates_tf32, name_here, peak_tflops
 from common.profiles import errors_of, read_object
 from common.roofline import ceilings_line, draw_roofline, measure_ceilings
 from common.runs import train
@@ -129,7 +129,7 @@ def measure(version, config, arguments):
     progress(f"training {config.num_steps} steps of version {version} ...")
     metrics = train(SCRIPTS[version], arguments)
     summary = metrics["summary"]
-    device = metrics["environment"]["device"]
+    device = metrics["environment"]["device"] if config.device == "cpu" else name_here(config.device)
     precision = summary["precision"]
     if summary["rounds_to_tf32"] is False and not emulates_tf32(device):
         precision = "float32"

@@ -7,6 +7,7 @@
 #   ./scripts/test.sh -n 0 -s tests/versions/test_training.py  one file, in one process, with what it prints
 # Uses the PyTorch of the current python3 if it has one. With the oldest supported versions, in .venv-oldest:
 #   TINY_LLAMA_SET=oldest ./scripts/test.sh
+[ "${BASH##*/}" = bash ] || exec bash "$0" "$@" # called as sh test.sh
 set -euo pipefail
 source "$(dirname -- "${BASH_SOURCE[0]}")/common/environment.sh"
 [[ ${1:-} != -h && ${1:-} != --help ]] || { usage && exit 0; }

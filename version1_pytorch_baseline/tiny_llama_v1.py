@@ -338,14 +338,21 @@ def between(kind, low, high):
     """Return a converter for argparse that accepts numbers from low to high."""
 
     def number(text):
-        if not text.isascii() or "_" in text:  # digits of other scripts, or Python's 1_0
-            raise ValueError
-        if not low <= kind(text) <= high:
-            raise argparse.ArgumentTypeError(f"must be from {low} to {high}, got {text}")
-        return kind(text)
+        with contextlib.suppress(ValueError):
+            if text.isascii() and "_" not in text and low <= kind(text) <= high:  # no Python's 1_0, no other digits
+                return kind(text)
+        name = "whole number" if kind is int else "number"
+        raise argparse.ArgumentTypeError(f"must be a {name} from {low} to {high}, got {text}")
 
-    number.__name__ = kind.__name__  # argparse puts it into its message
     return number
+
+
+def hint(word, options):
+    """Return what an unknown option --word may mean, in brackets."""
+    ending = [option for option in options if option.endswith(f"-{word}")]
+    for option in ending or difflib.get_close_matches(f"--{word}", options, n=1):
+        return f" (did you mean {option}?)"
+    return f" (--help lists what version {VERSION} has)"
 
 
 def build_parser():
@@ -355,9 +362,8 @@ def build_parser():
     def error(message):
         """Exit with status 2; print the message on local rank 0 only."""
         another_rank_prints = os.environ.keys() >= RANK_VARIABLES and os.environ["LOCAL_RANK"] != "0"
-        if unknown := re.match("unrecognized arguments:.*?(--[^ =]+)", message):
-            for option in difflib.get_close_matches(unknown[1], parser._option_string_actions, n=1):
-                message += f" (did you mean {option}?)"
+        if unknown := re.match("unrecognized arguments:.*? [-\u2013\u2014]+([^ =]+)", message):
+            message += hint(unknown[1], parser._option_string_actions)
         parser.exit(2, None if another_rank_prints else f"{parser.prog}: error: {printable(message)}\n")
 
     parser.error = error
@@ -389,11 +395,12 @@ def add_training_options(add):
     add("--num-steps", type=between(int, 1, 10**9 - 1), default=50, metavar="N", help="measured steps (%(default)s)")
     before = "steps before the measured ones (%(default)s; a graph or --resume may need more)"
     add("--warmup-steps", type=count, default=3, metavar="N", help=before)
-    add("--learning-rate", type=between(float, 1e-30, 1e30), default=3e-4, metavar="R", help="for AdamW (%(default)s)")
+    rate = between(float, 1e-30, 1e30)
+    add("--learning-rate", "--lr", type=rate, default=3e-4, metavar="R", help="for AdamW (%(default)s)")
     add("--seed", type=count, default=0, metavar="N", help="for weights and batches (%(default)s)")
     add("--data", metavar="PATH", help="text file, or folder of text files, read as bytes (synthetic data)")
     add("--use-amp", action="store_true", help="automatic mixed precision")
-    add("--amp-dtype", choices=["bfloat16", "float16"], default="bfloat16", help="used by --use-amp (%(default)s)")
+    add("--amp-dtype", choices=["bfloat16", "float16"], help="used by --use-amp (bfloat16)")
     add("--tf32", action="store_true", help="allow TF32 in float32 matmuls")
     graph = f"replay the step from a CUDA/HIP graph ({GRAPH_BY_DEFAULT}; not when profiling)"
     add("--graph", action=flag, help=graph)
@@ -462,6 +469,9 @@ def complete_options(options):
         sizes["intermediate_dim"] = 4 * options.hidden_dim  # the preset's width fits only its own --hidden-dim
     completed = {name: getattr(options, name) or size for name, size in sizes.items()}
     completed["num_kv_heads"] = options.num_kv_heads or max(1, completed["num_heads"] // 2)
+    completed["amp_dtype"] = options.amp_dtype or "bfloat16"
+    if options.amp_dtype and not options.use_amp:
+        raise UserError(f"--amp-dtype needs --use-amp: add it, or leave out --amp-dtype {options.amp_dtype}")
     if options.validate_setup:
         completed["num_steps"] = 3
         completed["warmup_steps"] = 1
@@ -487,7 +497,8 @@ def check_options(options):
     if not re.fullmatch("cpu|cuda(:[0-9]{1,9})?", options.device):
         raise UserError(f"--device must be cpu, cuda or cuda:N, got {options.device}")
     if options.on_gpu and int(options.device.removeprefix("cuda:")) >= gpus:
-        raise UserError(f"--device {options.device} does not exist (PyTorch sees {gpus}): use fewer processes or cpu")
+        way_out = "fewer processes" if options.launched and gpus else "--device cpu"
+        raise UserError(f"--device {options.device} does not exist (PyTorch sees {gpus} GPUs): use {way_out}")
     if options.on_gpu and options.local_world_size > 1 and options.device != f"cuda:{options.local_rank}":
         raise UserError(f"--device {options.device} would give all processes one GPU: leave out its number")
     if options.parallel and not options.launched:
@@ -1338,6 +1349,7 @@ def profile(trainer, data):
         trainer.synchronize()
         metadata = {name: getattr(options, name) for name in (*MODEL, "seq_len", "batch_size", "precision")}
         metadata |= {"version": VERSION, "part": part, "peak_memory_mb": peak_memory_mb(options)}
+        metadata["rounds_to_tf32"] = trainer.rounds_to_tf32
         profiler.add_metadata_json("tiny_llama", json.dumps(metadata))
     name = f"trace_v{VERSION}"
     if part == "attention":

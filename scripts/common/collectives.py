@@ -71,12 +71,13 @@ def collective_rows(profiles, names):
     rows = []
     for (name, size, moved), calls in parts.items():
         shortest = [min(call.total_ns for _, call in some) / 1e3 for some in calls]
-        row = {"name": short(name, 40), "ranks": size or max(map(len, calls)), "bytes": moved, "calls": len(calls)}
+        ranks = size or (max(map(len, calls)) if len(profiles) > 1 else None)
+        row = {"name": short(name, 40), "ranks": ranks, "bytes": moved, "calls": len(calls)}
         row |= {"us": statistics.median(shortest), "gb_s": None, "bus_gb_s": None, "waited_ms": None, "last": "-"}
         row["total_ms"] = sum(shortest) / 1e3
         if moved and sum(shortest):
             row["gb_s"] = moved * len(calls) / sum(shortest) / 1e3
-            row["bus_gb_s"] = row["gb_s"] * bus_factor(name.lower(), row["ranks"])
+            row["bus_gb_s"] = row["gb_s"] * bus_factor(name.lower(), ranks) if ranks else None
         if all(len(some) > 1 for some in calls):
             waits = [(max(c.total_ns for _, c in some) - min(c.total_ns for _, c in some)) / 1e6 for some in calls]
             last = Counter(min(some, key=lambda one: one[1].total_ns)[0] for some in calls)

@@ -15,6 +15,7 @@ from common.versions import SCRIPTS, load_file
 # Sizes for a machine without a GPU, where version 3's kernels run in Triton's interpreter.
 CPU_SIZES = "--hidden-dim 64 --num-layers 2 --num-heads 4 --seq-len 32 --batch-size 2 --vocab-size 256".split()
 FIRST_BATCH = ["--batch-size", "8", "--seq-len", "128"]  # of version 1's first exercises
+PRESETS = ("tiny", "small", "medium")  # of the training scripts
 PRECISIONS = {  # name -> options of the training scripts
     "float32": [],
     "tf32": ["--tf32"],

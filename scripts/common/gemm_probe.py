@@ -14,7 +14,7 @@ import time
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
 from common.command_line import Failure, Parser
-from common.gpus import GPUS, gpu_named, peak_tflops
+from common.gpus import GPUS, gpu_named, name_here, peak_tflops
 
 TOKENS, WIDTH, FEED_FORWARD = 16 * 512, 1024, 4096  # of the medium preset
 CALLS = 5
@@ -95,7 +95,7 @@ def probe(precision, device="cuda"):
     x = torch.randn(TOKENS, WIDTH, device=device, dtype=dtype)
     w = torch.randn(FEED_FORWARD, WIDTH, device=device, dtype=dtype)
     dy = torch.randn(TOKENS, FEED_FORWARD, device=device, dtype=dtype)
-    name = torch.cuda.get_device_name() if device == "cuda" else device
+    name = name_here() if device == "cuda" else device
     synchronize = torch.cuda.synchronize if device == "cuda" else lambda: None
     needed = needed_ms(precision, dtype.itemsize, name)
     slowest = 0.0

@@ -16,7 +16,7 @@ GEMM_COLUMNS = (
     "matmul: {operator} | batch x m x k x n: {batch}x{m}x{k}x{n} | precision: {shown_precision} | calls: {calls:,} | "
     "ms: {ms:,.3f} | TFLOP/s: {tflops:r} | quartiles: {low:r} to {high:r} | of peak: {of_peak:.1%}"
 )
-NO_SHAPES = "No matmul has recorded shapes: profile with record_shapes=True and without a graph."
+WITH_SHAPES = "profile with record_shapes=True and without a graph"
 
 
 def sizes_of(one):
@@ -94,6 +94,13 @@ def gemm_results(profile, ceilings=None):
     if any(row["of_peak"] and row["of_peak"] > 1 for row in rows):
         remarks.append("A rate is above the peak: this was another device, or the kernel's time is wrong.")
     return {"trace": profile.title, "device": profile.device, "gemms": rows, "remarks": remarks}
+
+
+def no_gemms(profile):
+    """Return why a trace has no table of matmuls."""
+    if any(one.group == "GEMM" or one.name in FACTORS for one in profile.operations):
+        return f"No matmul has recorded shapes: {WITH_SHAPES}."
+    return "There is no matmul in it."
 
 
 def gemm_table(found):

@@ -113,6 +113,24 @@ def gpu_named(device_name):
 
 # ---- end of the lines about GPUs
 
+UNITS = {"MI300A": 228, "MI300X": 304, "MI325X": 304, "MI350X": 256, "MI355X": 256}  # of boards that can be partitioned
+
+
+def name_of(device_name, units):
+    """Return a GPU's name, with its compute units if it is a partition: the driver gives it the name of the board."""
+    whole = UNITS.get(gpu_named(device_name))
+    return f"{device_name} ({units} of {whole} compute units)" if whole and 0 < units < whole else device_name
+
+
+def name_here(device=None):
+    """Return the name of a GPU of this machine, which of a partition is in no table."""
+    import torch
+
+    name = torch.cuda.get_device_name(*[device] * (device is not None))
+    if gpu_named(name) not in UNITS:
+        return name
+    return name_of(name, torch.cuda.get_device_properties(device).multi_processor_count)
+
 
 def emulates_tf32(device_name):
     """Return True for a board whose TF32 has no peak: emulated, it is faster than float32."""

@@ -166,6 +166,7 @@ class Host:
 
     def __init__(self, profile):
         self.events = profile.host
+        self.has_operators = any(event.get("cat") == "cpu_op" for event in profile.host)
         self.waits = {}  # thread -> [(start, end)] of its calls that wait for the GPU
         self.collectives = []
         names = {event["name"] for event in profile.host}
@@ -186,7 +187,7 @@ class Host:
         return any(end > time_ns for _, end in spans[max(0, at - 3) : at])
 
     def during(self, gap):
-        """Return in words what the launching thread did in a gap: its innermost event that fills half of it."""
+        """Return in words what the launching thread did in a gap: its innermost event or name that fills half of it."""
         launch = gap["before"].launch
         if launch is None or (launch.is_operator and launch.start_ns <= gap["start_ns"]):
             return "not recorded"
@@ -205,15 +206,24 @@ class Host:
             overlap = min(event["ts"] + event["dur"], end_us) - max(event["ts"], start_us)
             if overlap > 0 and (event.get("pid"), event.get("tid")) == launch.thread:
                 found.append((overlap, event["dur"], event["name"]))
+        found = [one for one in found if not re.match("ProfilerStep", one[2])]
+        if not found:
+            return "nothing that was recorded"
         whole = end_us - start_us
         most = [(dur, overlap, name) for overlap, dur, name in found if overlap >= whole / 2]
-        most = [one for one in most if not re.match("ProfilerStep", one[2])]
         if most:
             _, overlap, name = min(most)
             return f"{name} ({100 * overlap / whole:.0f} %)"
-        if not found:
-            return "nothing that was recorded"
-        return "many short operators, and Python between them"
+        of_name = {}
+        for overlap, _, name in found:
+            of_name.setdefault(name, []).append(overlap)
+        often = [(sum(some), name) for name, some in of_name.items() if sum(some) >= whole / 2]
+        if often:
+            overlap, name = min(often)
+            return f"{name} ({min(100, 100 * overlap / whole):.0f} % in {len(of_name[name])} calls)"
+        if self.has_operators:
+            return "many short operators, and Python between them"
+        return "many short calls, and unrecorded code"
 
 
 WAITS = re.compile(r"Synchronize|^(cuda|hip)Memcpy|^(cu|hip)Memcpy|aten::(item|_local_scalar_dense|nonzero)$")
@@ -321,11 +331,11 @@ def verdict(found):
         return None, f"no verdict, because the profile is incomplete or contradicts itself; {share}"
     if found["paused_us"] > found["idle_us"]:
         return None, "no verdict: between its steps the GPU waits longer than inside them, maybe for data"
+    if found["idle_share"] <= IDLE_BOUND:
+        return False, f"not launch-bound: {share}{instead(found['per_step'][-1])}"
     if found["unsure_us"] > counted:
         long = f"{found['unsure_us'] / 1e3:,.3f} ms of it in gaps over {PAUSE_US} us"
         return None, f"no verdict: {share}, {long}, which may lie between steps: the profile marks none (--steps N)"
-    if found["idle_share"] <= IDLE_BOUND:
-        return False, f"not launch-bound: {share}"
     why = {row["reason"]: row["percent"] for row in found["reasons"]}
     if not found["host_known"]:
         if found["long_us"] > found["idle_us"] / 2:
@@ -339,6 +349,15 @@ def verdict(found):
     if why.get(UNKNOWN, 0) >= 50:
         return None, f"no verdict: {share}, and the profile doesn't tell why"
     return False, f"not launch-bound, but idle: {share}, mostly for {found['reasons'][0]['reason']}"
+
+
+def instead(row):
+    """Return what fills most of the time of a step that the GPU hardly waits in, if it isn't computing."""
+    for what in ("copies take", "communication takes"):
+        exposed = row[f"exposed_{what.split()[0]}_ms"]
+        if exposed > row["whole_ms"] / 2:
+            return f", but exposed {what} {100 * exposed / row['whole_ms']:.0f} %"
+    return ""
 
 
 # ---------------------------------------------------------------- text

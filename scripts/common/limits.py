@@ -34,7 +34,13 @@ ROCM_METRICS = {
     "occupancy": [("Wavefront Occupancy",)],
     "memory": [("L2-Fabric Read BW", "L2-Fabric Write BW"), ("HBM BW",), ("HBM Bandwidth",)],
     "l2_hit": [("L2 Cache Hit Rate",), ("GL2 Cache Hit Rate",)],
-    "l1_hit": [("vL1D Cache Hit Rate",), ("Vector L1D Cache Hit Rate",), ("GL0 Cache Hit Rate",)],
+    "l1_hit": [
+        ("vL1D Cache Hit Rate",),
+        ("Vector L1D Cache Hit Rate",),
+        ("GL0 Cache Hit Rate",),
+        ("GL0 Cache Hit Rate (TCP Cache)",),  # Strix Halo
+        ("TCP Cache Hit Rate",),
+    ],
     "matrix": [("MFMA Utilization",), ("MFMA Util",), ("WMMA Utilization",)],
     "compute": [("VALU Utilization",), ("VALU Util",)],
 }

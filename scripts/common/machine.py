@@ -11,6 +11,7 @@ import re
 import shlex
 import subprocess
 
+from common.gpus import name_here
 from common.versions import REPOSITORY
 
 PACKAGES = ("torch", "triton", "numpy", "transformers", "liger-kernel", "torchao")
@@ -61,7 +62,7 @@ def describe(command):
         "command": shlex.join(command),
         "commit": told or git("rev-parse", "HEAD"),
         "modified": not told and bool(git("status", "--porcelain", "--untracked-files=no")),
-        "device": torch.cuda.get_device_name() if on_gpu else platform.machine(),
+        "device": name_here() if on_gpu else platform.machine(),
         "device_type": "cuda" if on_gpu else "cpu",
         "driver": driver or first_match("/sys/module/amdgpu/version", "(.+)"),
         "runtime": runtime if on_gpu else "no GPU",

@@ -24,7 +24,7 @@ class Target(NamedTuple):
 
 
 KB = 1024
-# AMD: LLVM's AMDGPUUsage (granules of registers and LDS), the CDNA2 to CDNA4, RDNA3 and RDNA4 instruction set manuals.
+# AMD: LLVM's AMDGPUUsage (granules of registers and LDS), instruction set manuals of CDNA2 to CDNA4 and RDNA3 to RDNA4.
 # NVIDIA: CUDA C++ Programming Guide, technical specifications per compute capability; 64 K registers of an SM are 512
 # per lane of its four partitions, and a warp allocates them in units of 256, which is 8 per lane.
 TARGETS = {
@@ -32,6 +32,7 @@ TARGETS = {
     "gfx942": Target("hip", 64, True, 512, 8, 8, 64 * KB, 64 * KB, 512, 0, 16, 304),
     "gfx950": Target("hip", 64, True, 512, 8, 8, 160 * KB, 160 * KB, 1280, 0, 16, 256),
     "gfx1100": Target("hip", 32, False, 1536, 24, 16, 64 * KB, 128 * KB, 512, 0, 32, 48),
+    "gfx1151": Target("hip", 32, False, 1536, 24, 16, 64 * KB, 128 * KB, 512, 0, 32, 20),
     "gfx1201": Target("hip", 32, False, 1536, 24, 16, 64 * KB, 128 * KB, 512, 0, 32, 32),
     "sm_80": Target("cuda", 32, True, 512, 8, 16, 163 * KB, 164 * KB, 128, KB, 32, 108),
     "sm_90": Target("cuda", 32, True, 512, 8, 16, 227 * KB, 228 * KB, 128, KB, 32, 132),

@@ -4,7 +4,11 @@ The field numbers are those of Perfetto's trace_packet.proto, track_event.proto,
 clock_snapshot.proto.
 """
 
+import re
+
 KERNEL_CATEGORIES = {"rocm_kernel_dispatch", "kernel_dispatch", "device_hip", "hip_activity", "roctracer_hip_activity"}
+KERNEL_CATEGORIES |= {"rocm_hip_stream"}  # of rocprof-sys from ROCm 7.1 on, which has NOT_KERNELS in it too
+NOT_KERNELS = re.compile("(MEMORY_COPY|SCRATCH_MEMORY)_")
 SLICE_BEGIN, SLICE_END = 1, 2
 INCREMENTAL_CLOCK = 64  # the clock of Perfetto's C++ library, whose time stamps are differences
 
@@ -87,7 +91,7 @@ class Sequence:
             categories = {self.categories.get(number) for number in event.get(3, [])}
             categories |= {name.decode(errors="replace") for name in event.get(22, [])}
             name = event.text(23) if 23 in event else self.names.get(event.last(10), "?")
-            stack.append((name, now, bool(categories & KERNEL_CATEGORIES)))
+            stack.append((name, now, bool(categories & KERNEL_CATEGORIES) and not NOT_KERNELS.match(name)))
         elif event.last(9) == SLICE_END and stack:
             name, start, kernel = stack.pop()
             return (name, start, now) if kernel else None

@@ -12,7 +12,7 @@ from common.command_line import Failure, add_gpu, add_steps, finite, progress
 from common.gemm_probe import rounds_to_tf32
 from common.gemms import FACTORS
 from common.gemms import precision_of as precision_of_gemm
-from common.gpus import GPUS, emulates_tf32, gpu_named, peak_tflops
+from common.gpus import GPUS, emulates_tf32, gpu_named, name_here, peak_tflops
 from common.profiles import check_one_gpu, errors_of, precision_of_kernel, read_profile, steps_needed
 from common.tables import rounded
 
@@ -23,6 +23,7 @@ ELEMENT_BYTES = {
 }  # fmt: skip
 PRODUCTS = {name: at for name, at in FACTORS.items() if name not in ("aten::_scaled_mm", "aten::linear")}
 ATTENTION = re.compile(r"aten::_(scaled_dot_product|cudnn_attention|flash_attention|efficient_attention)_\w+")
+OVER_A_LINK = re.compile("^Memcpy (HtoD|DtoH|PtoP)|HOST_TO_DEVICE|DEVICE_TO_HOST")
 
 # Operators whose work does not follow from the shapes of their inputs.
 UNTOLD = re.compile(
@@ -103,10 +104,15 @@ def operator_table(profile, steps, ceilings):
     fused = any(one.name == "LinearCrossEntropyFunction" for one in profile.operations)
     known = counted_kernels(profile.metadata, fused)
     for one in profile.operations:
-        parts.setdefault((one.name, one.group), []).append(one)
+        parts.setdefault((one.name, one.group, crosses_a_link(one)), []).append(one)
     rows = [operator_row(calls, steps, ceilings, known) for calls in parts.values()]
     whole = sum(row["ms"] for row in rows)
     return [row | {"share_percent": 100 * row["ms"] / (whole or 1)} for row in sorted(rows, key=lambda row: -row["ms"])]
+
+
+def crosses_a_link(one):
+    """Return True for a copy between CPU and GPU, or two GPUs, whose limit is not the GPU's memory."""
+    return any(OVER_A_LINK.search(name) for name in one.launches)
 
 
 def counted_kernels(metadata, fused=None):
@@ -147,6 +153,8 @@ def operator_row(calls, steps, ceilings, known):
     kinds = (kind for kind, shape in zip(first.types, first.dims, strict=False) if shape and kind in ELEMENT_BYTES)
     row = {"operator": first.name, "group": first.group, "dtype": next(kinds, ""), "calls": len(calls) / steps}
     row |= {"ms": us / steps / 1e3} | dict.fromkeys(("flops", "bytes", "roofline_ms", "of_roofline", "tflops", "gb_s"))
+    if crosses_a_link(first):
+        return row | {"operator": f"{first.name} (CPU and GPU)"}
     if any(moved is None for _, moved in works):
         return row
     flops, moved = map(sum, zip(*works, strict=True))
@@ -182,7 +190,9 @@ def analyzed_trace(options):
     profile = read_profile(options.profile_data, options.steps, options.gpu)
     check_one_gpu(profile)
     if not profile.operations:
-        raise Failure(2, f"{profile.path} has no operators: give a trace made with --enable-pytorch-profiler")
+        raise Failure(
+            2, f"{profile.path} has no operators: give a trace of PyTorch's profiler (--enable-pytorch-profiler)"
+        )
     steps = steps_needed(profile)
     ceilings, origin, remarks = (options.peak, "those of --peak", []) if options.peak else ceilings_for(profile)
     remarks = list(remarks)
@@ -235,7 +245,9 @@ def ceilings_for(profile):
 
     precision = profile.metadata.get("precision") or precision_of(profile)
     gpu = gpu_named(profile.device or "")
-    here = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    if profile.metadata.get("rounds_to_tf32") is False and not emulates_tf32(profile.device or ""):
+        precision = "float32"  # the run asked for TF32, and its matmuls took no notice
+    here = name_here() if torch.cuda.is_available() else None
     if profile.on_cpu or (precision and here and profile.device in (None, here)):
         device = "cpu" if profile.on_cpu else "cuda"
         precision = precision_here(precision or "float32", device)
@@ -285,7 +297,8 @@ def precision_here(precision, device):
     if precision != "tf32":
         return precision
     torch.set_float32_matmul_precision("high")
-    return "tf32" if rounds_to_tf32(device) else "float32"
+    emulated = device != "cpu" and emulates_tf32(torch.cuda.get_device_name(device))
+    return "tf32" if emulated or rounds_to_tf32(device) else "float32"
 
 
 def doubts(profile):

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from common.command_line import SHORT_PRECISIONS
+from common.command_line import PRESETS, SHORT_PRECISIONS
 from common.profiles import errors_of, read_object
 from common.ratios import check_times, gain, median
 from common.tables import known, rounded, write_whole
@@ -176,7 +176,7 @@ def rows(results):
 
 def place(row):
     """Return where a row stands in tables and pictures: by preset and sizes, model, precision, processes."""
-    preset = ("tiny", "small", "medium").index(row["preset"])
+    preset = PRESETS.index(row["preset"])
     models = [*MODELS, row["model"]]  # others come last
     way = row["model"], list(SHORT_PRECISIONS).index(row["precision"]), row["processes"], row["graph"]
     return preset, row["case"].configuration, models.index(row["model"]), way

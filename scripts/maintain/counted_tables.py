@@ -16,7 +16,7 @@ import sympy
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
 from common import counts, gpus
-from common.command_line import SHORT_PRECISIONS, Parser
+from common.command_line import PRESETS, SHORT_PRECISIONS, Parser
 from common.counts import PARTS, Part, Sizes, both_phases, of_step, step_counts, total
 from common.gpus import gpu_named
 from common.tables import markdown_table
@@ -27,7 +27,6 @@ from maintain.records import newest_record
 from model_counts import GPUS, sizes_of_options
 
 PAGE = REPOSITORY / "TINY_LLAMA_ARCHITECTURE.md"
-PRESETS = ("tiny", "small", "medium")
 COUNTED = {1: "V1", 2: "V2", 3: "V3"}
 LETTERS = sympy.symbols("B T C H K D F V L")  # in the order of the page
 

@@ -12,7 +12,7 @@ import re
 import statistics
 
 from common import counts, occupancy
-from common.command_line import SHORT_PRECISIONS
+from common.command_line import PRESETS, SHORT_PRECISIONS
 from common.gpus import GPUS
 from common.ratios import furthest, ratios
 from common.suite_results import MODELS
@@ -56,7 +56,7 @@ def newest_of(gpu):
 def row(record, model, preset, precision, way=None):
     """Return a row of the suite; where the way is named, of the host that timed both ways."""
     one_of(MODELS, model.split("+")[0])
-    one_of(("tiny", "small", "medium"), preset)
+    one_of(PRESETS, preset)
     one_of((None, "eager", "graph"), way)
     return needed(record.row(model, preset, one_of(SHORT_PRECISIONS, precision), way))
 

@@ -30,7 +30,7 @@ import sys
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
 import fusion_ablation_study as ablation
-from common.command_line import SHORT_PRECISIONS, Failure, Parser
+from common.command_line import PRESETS, SHORT_PRECISIONS, Failure, Parser
 from common.environment import numbers, rocm_builds
 from common.occupancy import TARGETS
 from common.ratios import counted, furthest, gain_text, noise_line, noisiest, noisiest_line, ratios
@@ -232,9 +232,7 @@ def peers_table(recorded):
                 ways[name] = rung
                 newest.setdefault(sizes, {})[name] = column
     order = [*rungs.by_name([*rungs.PEERS, rungs.SLOW_PEER]), *ways]
-    newest = dict(
-        sorted(newest.items(), key=lambda way: (way[0][1] != "", ["tiny", "small", "medium"].index(way[0][0])))
-    )
+    newest = dict(sorted(newest.items(), key=lambda way: (way[0][1] != "", PRESETS.index(way[0][0]))))
     last = next(preset for preset, options in reversed(newest) if not options)
     lines = []
     words = {tuple(rung.options): rung.idea for rung in [*rungs.PEERS, rungs.SLOW_PEER]}  # a record keeps older ones

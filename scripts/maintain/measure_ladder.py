@@ -27,7 +27,7 @@ import time
 if __name__ == "__main__":
     sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
-from common.command_line import Failure, Parser, listed, numbers, on_cpu, positive, progress, run_tool
+from common.command_line import PRESETS, Failure, Parser, listed, numbers, on_cpu, positive, progress, run_tool
 from common.machine import SAME_RUN, describe, hash_of
 from common.runs import TimeLimit
 from common.versions import load_version
@@ -41,7 +41,7 @@ def build_parser():
     add = parser.add_argument
     add("--peer-variants", action="store_true", help="measure ways to run Hugging Face's model, not the ladder")
     add("--vocabularies", type=numbers, metavar="V,V", help="measure output heads with this many entries instead")
-    add("--presets", type=listed(["tiny", "small", "medium"]), help="tiny, small, medium (small; tiny on a CPU)")
+    add("--presets", type=listed(PRESETS), help="tiny, small, medium (small; tiny on a CPU)")
     add("--graph", type=listed(["on", "off"]), default=["on", "off"], help="on, off (both)")
     slow = rungs.SLOW_PEER.name
     add("--rungs", type=listed(), help=f"rungs to measure, by name (all but {slow}, which takes minutes to compile)")

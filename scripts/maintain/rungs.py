@@ -430,7 +430,8 @@ def lines_of(column):
     lines = [f"{column.title}: {count}", text_table(COLUMNS, rows, left=3)]
     if pair := column.pair():
         lines.append(noise_line(column.content["again"], furthest(ratios(*pair))))
-        lines.append(noisiest_line(*column.noisiest()))
+        if column.turns() > 1:
+            lines.append(noisiest_line(*column.noisiest()))
     for name, peer in column.over_peers():
         if found := column.gain(name, peer):
             lines.append(f"{name} compared with {peer}: {found}")

@@ -174,6 +174,20 @@ def call(folder, *arguments):
     return done.returncode, done.stdout + done.stderr
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ("01 --wach", "unrecognized arguments: --wach; did you mean --watch?"),
+        ("01 --target mi300", "argument --target: invalid choice: 'mi300'"),
+    ],
+)
+def test_a_mistyped_option_is_one_line(arguments, said, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        check.main(arguments.split())
+    err = capsys.readouterr().err
+    assert err.startswith(f"check.py: error: {said}") and err.count("\n") == 1, err
+
+
 def test_way_through_an_exercise(workshop):
     exercise, solution = (workshop / "01_row_sum" / name for name in ("exercise.py", "solution.py"))
     status, output = call(workshop, "01")

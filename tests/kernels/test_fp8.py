@@ -179,7 +179,7 @@ def test_a_matmul_that_fails_is_one_sentence(message, error, monkeypatch, capsys
 
     monkeypatch.setattr(V3, "fp8_matmul", fails)
     sentence = refuse(capsys)
-    assert "--fp8 needs fp8 matmuls with a scale per row" in sentence
+    assert "leave out --fp8: it needs fp8 matmuls with a scale per row" in sentence
     assert sentence.endswith(": not for this device" if message else f": {error.__name__}")
 
 

@@ -397,10 +397,11 @@ def test_the_documented_bottleneck_command_by_hand(known_trace):
     assert found[0] == (1, "GEMM", pytest.approx(0.01388, rel=1e-3), pytest.approx(50))
     assert found[1][1:3] == ("other", None)
     assert found[2] == (3, "element-wise", pytest.approx(0.007736, rel=1e-3), pytest.approx(25))
-    assert targets[0]["step_could_be"] == pytest.approx(40 / (40 - 13.88), rel=1e-3)
+    # from the first kernel to the last two steps take 1,210 us, in which the GPU waits for most of the time
+    assert targets[0]["step_could_be"] == pytest.approx(605 / (605 - 13.88), rel=1e-3)
     report = (known_trace / "bottlenecks_v1.md").read_text()
     assert "| 1 | `aten::mm` | GEMM | 1 | 0.0200 | 50.0 | 50.0 | 400 | 31 % |" in report
-    assert "| 1 | GEMM | 0.0200 | 50.0 | 0.0139 | 1.53 | version 2 (one matmul for q, k, v" in report
+    assert "| 1 | GEMM | 0.0200 | 50.0 | 0.0139 | 1.02 | one matmul for q, k, v" in report
     assert "| 3 | `lonely` | other | 1 | 0.0100 | 25.0 | - | - | - |" in report
     (cached,) = bottlenecks.targets([{"group": "copies", "ms": 1.0, "roofline_ms": 2.0}])
     assert cached["could_save_ms"] == 0

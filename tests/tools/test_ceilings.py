@@ -43,16 +43,26 @@ def test_ceilings_are_named_by_the_bits_that_matmuls_keep(kept, named, monkeypat
         torch.set_float32_matmul_precision(before)
 
 
+@pytest.mark.parametrize(("device", "named"), [("AMD Instinct MI355X", "tf32"), ("AMD Instinct MI210", "float32")])
+def test_emulated_tf32_keeps_more_bits_and_has_an_effect(device, named, monkeypatch, backend_settings):
+    monkeypatch.setattr(roofline, "rounds_to_tf32", lambda device: False)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: device)
+    assert roofline.precision_here("tf32", "cuda") == named
+
+
 @pytest.mark.parametrize(
-    ("device", "tflops", "words"),
+    ("device", "rounds_to_tf32", "tflops", "words"),
     [
-        ("AMD Instinct MI300X", 653.7, "the data sheet's of MI300X in tf32"),
-        ("AMD Instinct MI210", 45.3, "the data sheet's of MI210 in float32"),  # has no units for it
-        ("AMD Instinct MI355X", None, "the peak of MI355X in tf32 is not in our table"),  # emulated
+        ("AMD Instinct MI300X", None, 653.7, "the data sheet's of MI300X in tf32"),
+        ("AMD Instinct MI300X", True, 653.7, "the data sheet's of MI300X in tf32"),
+        ("AMD Instinct MI300X", False, 163.4, "the data sheet's of MI300X in float32"),  # PyTorch before 2.10
+        ("AMD Instinct MI210", None, 45.3, "the data sheet's of MI210 in float32"),  # has no units for it
+        ("AMD Instinct MI355X", False, None, "the peak of MI355X in tf32 is not in our table"),  # emulated
     ],
 )
-def test_ceilings_of_a_gpu_that_is_elsewhere(device, tflops, words):
-    profile = SimpleNamespace(metadata={"precision": "tf32"}, device=device, on_cpu=False)
+def test_ceilings_of_a_gpu_that_is_elsewhere(device, rounds_to_tf32, tflops, words):
+    metadata = {"precision": "tf32", "rounds_to_tf32": rounds_to_tf32}
+    profile = SimpleNamespace(metadata=metadata, device=device, on_cpu=False)
     found, said, _ = roofline.ceilings_for(profile)
     assert words in said and (found and found["matmul_tflops"]) == tflops
 

@@ -1,6 +1,7 @@
 """common/counts.py against the operators and kernels that the scripts run, and the tools that print it."""
 
 import pathlib
+from unittest import mock
 
 import pytest
 import torch
@@ -9,11 +10,12 @@ import check_training
 import model_counts
 from collector import collect, toy_config
 from common import counts, gpus
+from common.command_line import PRESETS
 from common.counts import PARTS, PHASES, step_counts
 from common.versions import SCRIPTS, load_version
 from in_process import refused
 from maintain import counted_tables
-from maintain.counted_tables import COUNTED, PAGE, PRESETS, preset_sizes
+from maintain.counted_tables import COUNTED, PAGE, preset_sizes
 from maintain.pages import TABLE
 from training import need_fused_attention_in_16_bits
 
@@ -122,6 +124,13 @@ def test_peaks_of_devices():
     """test_architecture_page.py compares some with those that the page has."""
     assert gpus.peak_tflops("NVIDIA H200", "float16") == gpus.peak_tflops("NVIDIA H200", "bfloat16") == 989.4
     assert gpus.peak_tflops("AMD Instinct MI250X/MI250", "tf32") is None is gpus.peak_tflops("x86_64", "float32")
+
+
+@pytest.mark.parametrize(("units", "board"), [(304, "MI300X"), (38, None)])
+def test_a_partition_is_not_its_board(units, board, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "AMD Instinct MI300X")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: mock.Mock(multi_processor_count=units))
+    assert gpus.gpu_named(gpus.name_here()) == board
 
 
 # ---- command line and page

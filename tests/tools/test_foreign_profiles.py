@@ -147,6 +147,16 @@ def test_tools_take_the_steps_that_a_trace_names(write, capsys, tmp_path, monkey
     assert result_of(communication.main, [path], capsys)["processes"][0]["steps"] == 3
 
 
+def test_the_mark_that_begins_after_the_last_step_is_none(write, capsys):
+    """A script's last prof.step() begins one more, which ends with the profile."""
+    marks = [mark("ProfilerStep#1", 0, 100), mark("ProfilerStep#2", 100, 100), mark("ProfilerStep#3", 200, 5)]
+    calls = [launched(1, 10), launched(2, 110), host("cuda_runtime", "cudaDeviceSynchronize", 201, 1)]
+    found = idle_of(write([*marks, *calls, *(kernel("k", 100 * i, 9, correlation=i) for i in (1, 2))]), capsys)
+    assert (found["steps"], found["launches_per_step"]) == (2, 1)
+    cpu = [*marks, *(host("cpu_op", "aten::mm", 100 * i, 9) for i in (0, 1))]
+    assert read_profile(write(cpu)).steps == 2
+
+
 def test_between_n_steps_lie_at_most_n_minus_1_pauses(write, capsys):
     """Nothing is marked: of gaps of 2 and 5 ms the longest may be pauses."""
     path = write([kernel(GEMM, start, 1000) for start in (0, 3000, 9000)])
@@ -293,6 +303,18 @@ def test_lost_kernels_are_no_run_on_a_cpu(write, capsys):
         refused(main, [*arguments, write(events)], capsys, words)
 
 
+def test_the_work_of_a_cpu_is_not_rated_by_the_gpu_beside_it(write, capsys):
+    path = write([matmul(1, [[64, 64], [64, 64]])])
+    found = result_of(gemm_operations.main, ["--trace-file", path], capsys)
+    assert (found["device"], found["gemms"][0]["of_peak"]) == (None, None)
+
+
+def test_traces_of_other_programs_are_not_called_traces_without_gpu_work(write, capsys):
+    """PyTorch 1.7, among others, wrote events without categories."""
+    events = [{"ph": "X", "name": "aten::mm", "pid": "CPU functions", "tid": 1, "ts": 1, "dur": 2}]
+    refused(kernel_times.main, [write(events)], capsys, "1 events, none of a kind that PyTorch's profiler writes")
+
+
 def test_the_work_of_another_accelerator_is_no_work_of_a_cpu(write, capsys):
     path = write([matmul(1, [[8, 8], [8, 8]]), host("mtia_ccp_events", "gemm", 60, 9)])
     refused(kernel_times.main, [path], capsys, "an accelerator that this tool can't read (mtia_ccp_events)")
@@ -394,6 +416,12 @@ PRECISIONS = {
     "Cijk_Alik_Bljk_HHS_BH_MT64x64x32": "float16",
     "Cijk_Alik_Bljk_SB_MT64x64x16_SE_K1": "float32",
     "Cijk_Alik_Bljk_F8BS_BH": "float8",
+    "Cijk_Ailk_Bljk_S_MX_B_Bias_HA_S_SAV_UserArgs_MT256x256x32": "tf32",  # X: by XF32, or its emulation
+    "Custom_Cijk_Ailk_Bljk_S_MX_B_BIAS_HA_S_SAV_NTD_SK3_UserArgs_MT256x256x32_MI16x16x1_shortname0_gfx950": "tf32",
+    "Custom_Cijk_Alik_Bljk_S_B_UserArgs_MT64x16x32_MI16x16x1_gfx942": "float32",
+    "Custom_Cijk_Alik_Bljk_BBS_BH_MT256x256x64_MI16x16x1_UserArgs_shortname1_gfx950": "bfloat16",
+    "Custom_Cijk_Alik_Bljk_HHS_BH_UserArgs_MT64x16x32_MI16x16x1_SN_K1_MIWT1_1_STA_gfx942": "float16",
+    "Custom_Cijk_Alik_Bljk_F8B8BS_BH_UserArgs_MT256x256x128": "float8",
     "nvjet_tst_128x256_64x4_1x2_h_bz_coopA_NNT": "bfloat16",
     "nvjet_hsh_128x256": "float16",
     "sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64": "bfloat16",
@@ -502,14 +530,52 @@ def test_other_forms_of_traces_are_read(write, tmp_path):
     assert sum(call.total_ns for call in found["x_results.json"]) == 50
 
 
-def test_sums_of_rocprofv3_are_a_table_and_no_timeline(tmp_path, capsys):
+SUMS = {  # header and row: of rocprofv3 --stats, of the old rocprof --stats, of rocpd summary --format csv
+    "rocprofv3": (
+        '"Name","Calls","TotalDurationNs","AverageNs","Percentage","MinNs","MaxNs"',
+        '"k",10,1000,100.0,9,90,110',
+    ),
+    "rocprof": ('"Name","Calls","TotalDurationNs","AverageNs","Percentage"', "k<1, 2>(int, int),10,1000,100,100.0"),
+    "rocpd": ("Name,Calls,DURATION (nsec),AVERAGE (nsec),MIN (nsec),MAX (nsec)", "k,10,1000,100.0,90,110"),
+}
+
+
+@pytest.mark.parametrize("name", SUMS)
+def test_sums_of_rocms_profilers_are_a_table_and_no_timeline(name, tmp_path, capsys):
+    header, line = SUMS[name]
     path = tmp_path / "x_kernel_stats.csv"
-    header = '"Name","Calls","TotalDurationNs","AverageNs","Percentage","MinNs","MaxNs","StdDev"\n'
-    path.write_text(header + '"k",10,1000,100.0,100.0,90,110,1.0\n')
+    path.write_text(f"{header}\n{line}\n")
     (row,) = result_of(kernel_times.main, [path], capsys)["kernels"]
-    assert [row[key] for key in ("calls", "total_us", "mean_us", "min_us", "max_us")] == [10, 1, 0.1, 0.09, 0.11]
+    known = [None, None] if name == "rocprof" else [0.09, 0.11]
+    assert row["kernel"] == ("k<1, 2>(int, int)" if name == "rocprof" else "k")  # it doesn't quote names
+    assert [row[key] for key in ("calls", "total_us", "mean_us", "min_us", "max_us")] == [10, 1, 0.1, *known]
+    assert kernel_times.main([str(path)]) == 0
     for main, arguments in ((launches.main, ["--trace-file", path]), (communication.main, [path, "--steps", 1])):
         refused(main, arguments, capsys, "only sums over the kernels' times")
+    for other in ("hipMemcpyAsync", "hsa_queue_create", "HIP_API", "KERNEL_DISPATCH", "ncclAllReduce"):
+        path.write_text(f"{header}\n{other}{line[line.index(',10,') :]}\n")
+        refused(kernel_times.main, [path], capsys, "sums over calls of the CPU, not over kernels")
+
+
+def test_a_barrier_is_no_kernel(tmp_path, capsys):
+    """The old rocprof lists them, with the time that a queue waits at them."""
+    path = tmp_path / "results.csv"
+    path.write_text("KernelName,gpu-id,BeginNs,EndNs\nk,1,1000,2000\n<barrier packet>,1,2000,8000\nk,1,8000,9000\n")
+    assert idle_of(path, capsys)["busy_us"] == 2
+    path.write_text("Name,Calls,TotalDurationNs\n<barrier packet>,9,99999\nk,10,1000\n")
+    (row,) = result_of(kernel_times.main, [path], capsys)["kernels"]
+    assert (row["kernel"], row["share_percent"]) == ("k", 100)
+
+
+def test_between_dispatches_that_a_file_lacks_the_gpu_did_not_idle(tmp_path, capsys):
+    """A filter, or an editor, took 18 of 20 dispatches out; those before the first and after the last may lack."""
+    path = tmp_path / "x_kernel_trace.csv"
+    header = "Agent_Id,Dispatch_Id,Kernel_Name,Start_Timestamp,End_Timestamp\n"
+    path.write_text(header + "1,5,k,1000,2000\n1,24,k,9000,9999\n")
+    found = idle_of(path, capsys)
+    assert found["launch_bound"] is None and "18 of 20 dispatches aren't in this file" in found["warnings"][0]
+    path.write_text(header + "1,6,k,9000,9999\n1,5,k,1000,2000\n")
+    assert idle_of(path, capsys)["warnings"] == []
 
 
 def test_ranks_under_any_name_are_known_by_what_is_in_them(write, tmp_path, capsys):
@@ -555,6 +621,8 @@ def test_collectives_by_hand(write):
     assert (gather["gb_s"], gather["bus_gb_s"], gather["waited_ms"]) == pytest.approx((160, 80, 0.15))
     assert (alone["ranks"], alone["us"], alone["waited_ms"], alone["last"]) == (4, 80, None, "-")
     assert (reduce["ranks"], reduce["us"], reduce["bus_gb_s"]) == (2, 20, pytest.approx(200))
+    (row,) = collectives.collective_rows([read_profile(write([kernel("ncclKernel_AllReduce", 1, 9)]))], ["rank 0"])[0]
+    assert row["ranks"] is None  # of its group one trace tells nothing
     assert remarks == ["1 collectives are missing from the trace of a rank, which may have come last."]
     uneven = [read_profile(write([collective("alltoallv", 1, 9, 0, sizes=(n, n))])) for n in (10, 20)]
     assert collectives.collective_rows(uneven, ["a", "b"])[0][0]["bytes"] is None  # no rate: ranks send other amounts
@@ -584,6 +652,7 @@ def test_a_trace_of_pytorch_1_8_has_steps_shapes_and_memory(write, capsys):
     shapes = {"Input dims": [[64, 64], [64, 64]], "Input type": ["float", "float"]}
     events = [host("Operator", f"ProfilerStep#{i}", 1e3 * i, 1e3) for i in range(2)]
     events.append(host("Operator", "aten::mm", 100, 50, **{"External id": "7"}, **shapes))
+    events.append(host("Operator", "aten::add", 1100, 50))
     events.append(kernel("sgemm", 300, 20, **{"External id": "7"}) | {"cat": "Kernel"})
     events.append({"ph": "i", "name": "[memory]", "ts": 5, "args": {"Device Type": 0, "Bytes": 64}})
     path = write(events)
@@ -601,6 +670,21 @@ def test_a_number_of_another_operator_links_nothing(write, capsys):
     events[0]["dur"] = 250
     (operation,) = read_profile(write(events)).operations
     assert operation.name == "aten::mm"
+
+
+def test_kernels_that_name_their_launch_belong_to_the_operator_around_it(write, capsys):
+    """So old PyTorch could write them. Both kernels of a matmul are one call of it; a graph's belong to nobody."""
+    shapes = {"Input Dims": [[64, 64], [64, 64]], "Input type": ["float", "float"]}
+    events = [host("cpu_op", "aten::linear", 0, 90, **{"External id": 4})]
+    events.append(host("cpu_op", "aten::mm", 10, 60, **{"External id": 7}, **shapes))
+    events.append(host("cpu_op", "aten::mm", 20, 60, tid=8, **{"External id": 5}, **shapes))
+    events += [launched(5, 30), launched(6, 40), launched(7, 95), launched(8, 50, name="cudaGraphLaunch")]
+    for number in (5, 6, 7, 8):
+        events.append(kernel(GEMM, 100 + 10 * number, 10, correlation=number, **{"External id": number}))
+    found = read_profile(write(events)).operations
+    assert [(one.name, one.us) for one in found] == [("aten::mm", 20), (GEMM, 10), (GEMM, 10)]
+    (row,) = result_of(gemm_operations.main, ["--trace-file", write(events)], capsys)["gemms"]
+    assert (row["m"], row["k"], row["n"], row["calls"]) == (64, 64, 64, 1)
 
 
 NSYS = {  # what nsys stats --format csv writes, after lines about its progress
@@ -645,6 +729,50 @@ def test_microseconds_since_1970_lose_nothing(write):
     profile = read_profile(write([kernel(GEMM, first + 0.25 * i, 0.25) for i in range(8)]))
     assert [call.start_ns for call in profile.calls] == [250 * i for i in range(8)]
     assert profile.origin_ns // 1000 == 1_690_000_000_000_000
+
+
+# ---------------------------------------------------------------- advice
+
+ADVICE = {  # operator, kernel, category: words
+    "matmul": ("aten::mm", GEMM, "kernel", "one matmul for q, k, v"),
+    "convolution": ("aten::convolution_backward", "igemm_wrw_gtcx3_nhwc_bf16", "kernel", "channels_last"),
+    "scores": ("aten::bmm", GEMM, "kernel", "if these are attention's scores: scaled_dot_product_attention"),
+    "softmax": ("aten::_softmax", "softmax_warp_forward<float>", "kernel", "scaled_dot_product_attention: one kernel"),
+    "attention": ("aiter::fmha", "aiter::fmha_fwd_hd128_bf16_rtz", "kernel", "it's one kernel already"),
+    "loader": ("aten::copy_", "Memcpy HtoD (Pageable -> Device)", "gpu_memcpy", "pinned memory"),
+    "cast": ("aten::copy_", "bfloat16_copy_kernel_cuda", "kernel", "fewer casts"),
+}
+
+
+@pytest.mark.parametrize("name", ADVICE)
+def test_a_trace_of_another_program_gets_no_version_of_the_workshop_as_advice(name, write, capsys, tmp_path):
+    operator, what, category, words = ADVICE[name]
+    events = [mark("ProfilerStep#1", 0, 100), host("cpu_op", operator, 1, 9, **{"External id": 7})]
+    events.append(kernel(what, 20, 9, **{"External id": 7}) | {"cat": category})
+    arguments = ["--profile-data", write(events), "--output-report", tmp_path / "b.md", "--peak", "1,1"]
+    (target,) = result_of(bottlenecks.main, arguments, capsys)["targets"]
+    assert words in target["addressed_by"] and "version 2" not in target["addressed_by"]
+
+
+def test_copies_between_cpu_and_gpu_are_not_rated_by_the_gpus_memory(write, capsys, tmp_path):
+    shapes = {"Input Dims": [[1000], [1000]], "Input type": ["float", "float"]}
+    events = [mark("ProfilerStep#1", 0, 100)]
+    for number, name in ((7, "Memcpy HtoD (Pinned -> Device)"), (8, "Memcpy DtoD (Device -> Device)")):
+        events.append(host("cpu_op", "aten::copy_", number, 1, **{"External id": number}, **shapes))
+        events.append(kernel(name, 3 * number, 2, **{"External id": number}) | {"cat": "gpu_memcpy"})
+    arguments = ["--profile-data", write(events), "--output-report", tmp_path / "b.md", "--peak", "1,1"]
+    found = result_of(bottlenecks.main, arguments, capsys)["operators"]
+    assert {row["operator"]: row["bytes"] for row in found} == {"aten::copy_ (CPU and GPU)": None, "aten::copy_": 8000}
+
+
+def test_where_the_gpu_waits_shorter_kernels_are_no_first_advice(write, capsys, tmp_path):
+    events = [mark("ProfilerStep#1", 0, 1000), host("cpu_op", "aten::mm", 1, 9, **{"External id": 7})]
+    for number, start in ((1, 100), (2, 600)):
+        events += [launched(number, start - 5), kernel(GEMM, start, 100, correlation=number)]
+    arguments = ["--profile-data", write(events), "--output-report", tmp_path / "b.md", "--peak", "1,1"]
+    assert bottlenecks.main([*map(str, arguments)]) == 0
+    told = "The GPU waits 67 % of the time. Shorter kernels don't change that, so begin there."
+    assert capsys.readouterr().out.splitlines()[1] == told and told in (tmp_path / "b.md").read_text()
 
 
 # ---------------------------------------------------------------- why the GPU idled
@@ -693,6 +821,7 @@ WHY = {
         "not recorded",
     ),
     "loader": (pair(390), idle.LATE, "nothing that was recorded"),
+    "step": (pair(390, between=[mark("ProfilerStep#1", 0, 500)]), idle.LATE, "nothing that was recorded"),
     "begun": (pair(150), idle.LATE, "nothing that was recorded"),
     "module": (  # its first launch loads the kernel
         [event | {"dur": 385} if event["ts"] == 5 else event for event in pair(5)],
@@ -720,6 +849,16 @@ WHY = {
         ),
         idle.COPY,
         "aten::item (70 %)",
+    ),
+    "often": (  # no call fills half of the gap, but all of one name do
+        pair(390, between=[host("cuda_runtime", "hipFree", 110 + 70 * i, 60, tid=9) for i in range(4)]),
+        idle.LATE,
+        "hipFree (83 % in 4 calls)",
+    ),
+    "short": (
+        pair(390, between=[host("cpu_op", f"aten::op{i}", 110 + 70 * i, 60) for i in range(4)]),
+        idle.LATE,
+        "many short operators, and Python between them",
     ),
     "graph": (  # its own launch started both
         [launched(1, 0, name="cudaGraphLaunch"), *(kernel("gemm", start, 90, i, correlation=1) for i, start in GRAPH)],
@@ -800,6 +939,36 @@ def test_why_the_gpu_idled_from_the_launches_in_a_database(kind, name, tmp_path,
     assert found["host_known"] and not found["warnings"] and not found["remarks"]
 
 
+def test_between_the_calls_of_a_database_lies_not_only_python(tmp_path, capsys):
+    calls = [host("cuda_runtime", f"cuCall{i}", 110 + 70 * i, 60) for i in range(4)]
+    path = database_of(pair(390, between=calls), "nsys", tmp_path / "x.sqlite")
+    (gap,) = idle_of(path, capsys)["largest_gaps"]
+    assert gap["host"] == "many short calls, and unrecorded code"
+
+
+def test_copies_of_an_export_tell_their_direction(tmp_path):
+    path = database_of(pair(390), "nsys", tmp_path / "x.sqlite")
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        for kind in (1, 10, 12, 99):
+            row = (10**8 + kind, 10**8 + kind, 9 * 2**24, 0, 7, None, kind)
+            connection.execute("INSERT INTO CUPTI_ACTIVITY_KIND_MEMCPY VALUES (?, ?, ?, ?, ?, ?, ?)", row)
+        connection.commit()
+    found = [(call.name, call.group) for call in read_profile(path).calls if call.kind == "copy"]
+    names = ("memcpy HtoD", "memcpy PtoP", "Unified Memory memcpy DtoH", "memcpy")
+    groups = ("copies", "communication", "copies", "copies")
+    assert found == [(f"[CUDA {name}]", group) for name, group in zip(names, groups, strict=True)]
+
+
+def test_an_export_with_launches_and_no_kernels_was_traced(tmp_path, capsys):
+    path = database_of(pair(390), "nsys", tmp_path / "x.sqlite")
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        connection.execute("CREATE TABLE TARGET_INFO_GPU (id)")
+        for table in ("KERNEL", "MEMCPY"):
+            connection.execute(f"DROP TABLE CUPTI_ACTIVITY_KIND_{table}")
+        connection.commit()
+    refused(kernel_times.main, [path], capsys, "holds 4 launches and none of their kernels: the profiler lost them")
+
+
 @pytest.mark.parametrize("kind", DATABASES)
 def test_without_the_hosts_calls_nobody_knows_why_the_gpu_idled(kind, tmp_path, capsys):
     path = database_of([event for event in pair(5) if event["cat"] == "kernel"], kind, tmp_path / "report.db")
@@ -819,6 +988,18 @@ def test_kernels_of_a_queue_follow_each_other_at_once(us, reason, write, capsys)
     ]
     (gap,) = idle_of(write(events), capsys)["largest_gaps"]
     assert gap["reason"] == reason
+
+
+def test_a_gap_that_may_be_a_pause_decides_nothing_where_the_gpu_hardly_waits(write, capsys):
+    path = write([kernel("gemm", 0, 9e4), kernel("gemm", 9.5e4, 1e4)])
+    assert idle_of(path, capsys)["launch_bound"] is False
+
+
+def test_a_verdict_says_what_fills_the_time_instead(write, capsys):
+    path = write([kernel("gemm", 0, 30), kernel("ncclDevKernel_Generic", 30, 60), kernel("gemm", 95, 5)])
+    assert idle_of(path, capsys)["verdict"].endswith("(bound: 25 %), but exposed communication takes 60 %")
+    events = [kernel("Memcpy HtoD (Pageable -> Device)", 0, 60) | {"cat": "gpu_memcpy"}, kernel("gemm", 60, 40)]
+    assert idle_of(write(events), capsys)["verdict"].endswith("(bound: 25 %), but exposed copies take 60 %")
 
 
 @pytest.mark.parametrize(("us", "bound"), [(900, True), (1100, None)])
@@ -909,6 +1090,13 @@ def test_what_a_table_of_matmuls_cannot_tell_is_said(write):
     found = gemms.gemm_results(read_profile(write(events)), {"matmul_tflops": 100})
     assert [row["peak_tflops"] for row in found["gemms"]] == [None, 100]  # --peak is that of the main precision
     assert any(remark.startswith("A rate is above the peak") for remark in found["remarks"])
+    whole, part = [{"name": "AMD Instinct MI300X", "numSms": units} for units in (304, 38)]  # part: in CPX mode
+    assert (
+        gemms.gemm_results(read_profile(write(events, deviceProperties=[whole])))["gemms"][0]["peak_tflops"] == 1307.4
+    )
+    profile = read_profile(write(events, deviceProperties=[part]))
+    assert gemms.gemm_results(profile)["gemms"][0]["peak_tflops"] is None
+    assert "of AMD Instinct MI300X (38 of 304 compute units) are not known" in roofline.ceilings_for(profile)[1]
     found = gemms.gemm_results(read_profile(write(events, deviceProperties=[])))
     assert any(
         remark.startswith("We don't know the peak of this device in these precisions") for remark in found["remarks"]
@@ -936,4 +1124,7 @@ def test_without_shapes_there_is_no_table(write, capsys):
     assert "0.0000205 to 0.0000205" in capsys.readouterr().out
     path = write([kernel(GEMM, 0, 9)])
     refused(gemm_operations.main, ["--trace-file", path], capsys, "no matmul has recorded shapes")
+    refused(bandwidth.main, ["--profile-data", path, "--steps", 1, "--peak", "1,1"], capsys, "record_shapes=True")
+    path = write([kernel("vectorized_elementwise_kernel", 0, 9)])
+    refused(gemm_operations.main, ["--trace-file", path], capsys, "there is no matmul in it")
     refused(gemm_operations.main, [], capsys, "give --model-config YAML")

@@ -275,27 +275,43 @@ exec training_python "$@"
     assert result.returncode == 7 and "records the whole run" not in result.stderr
 
 
+WHOLE = "the profile holds start-up and warm-up too"
+PART = "the profile holds the part of the run that your options select\n"
+
+
 def test_rocprof_compute_gets_a_folder_of_its_own(run, tmp_path):
-    """From ROCm 10.0 on it refuses one that is not empty; a kernel that nothing matches is named as the reason."""
+    """From ROCm 10.0 on it refuses one that is not empty; in a Slurm job it adds the rank to the folder.
+
+    A kernel that nothing matches is named as the reason.
+    """
     arguments = ("--output-dir", tmp_path / "results")
-    results = [run("get_rocprof_compute.sh", *arguments, profilers="rocm-10.0") for _ in range(2)]
-    assert [result.returncode for result in results] == [0, 0], results[-1].stderr
+    for job in ({}, {"SLURM_PROCID": "0"}):
+        result = run("get_rocprof_compute.sh", *arguments, profilers="rocm-10.0", **job)
+        assert result.returncode == 0, result.stderr
+        assert ("/workloads/tiny_llama_v3/0 -k 0" in result.stdout) == bool(job)
     result = run("get_rocprof_compute.sh", *arguments, "--kernel", "nothing", profilers="rocm-10.1")
     assert result.returncode == 1 and "no kernel's name has 'nothing' in it" in result.stderr
 
 
-@pytest.mark.parametrize("release", ["6.2", "6.3", "6.4", "7.0", "7.1"])
+@pytest.mark.parametrize(
+    ("wrapper", "release", "words", "says"),
+    [
+        ("get_hotspots.sh", "6.3", "", WHOLE),
+        ("get_trace.sh", "6.4", "", f"{WHOLE}; --collection-period START:LENGTH:1 selects"),
+        ("get_counters.sh", "6.4", "--collection-period 20:5:1", PART),
+        ("get_hotspots.sh", "7.1", "-P 20:5:1", PART),
+        ("get_rocprof_sys.sh", "7.1", "-P", f"{WHOLE}\n"),
+        ("get_rocprof_sys.sh", "7.1", "--trace-wait 5 --trace-duration=2", PART),
+        ("get_rocprof_sys.sh", "7.13", "--selected-regions a", PART),
+    ],
+)
 @pytest.mark.quick(2)
-def test_a_part_of_the_run_is_selected_by_time_where_the_release_can(release, run):
-    """From 6.4 on rocprofv3 measures a period that a user chooses, without start-up and warm-up."""
-    offered = release not in ("6.2", "6.3")
-    period = ("--", "--collection-period", "20:5:1") if offered else ()
-    for wrapper in ("get_hotspots.sh", "get_trace.sh", "get_counters.sh"):
-        result = run(wrapper, "--dry-run", *period, profilers=f"rocm-{release}")
-        assert result.returncode == 0 and "cannot select the measured steps" in result.stdout
-        assert "--selected-regions" not in result.stdout
-        assert ("--collection-period START:LENGTH:1 selects a part of the run" in result.stdout) == offered
-        assert (" --collection-period 20:5:1 -- " in result.stdout) == offered
+def test_what_part_of_the_run_the_profile_holds(wrapper, release, words, says, run):
+    """From 6.4 on rocprofv3 measures a period that a user chooses, rocprof-sys in all of these releases."""
+    result = run(wrapper, "--dry-run", *["--"] * bool(words), *words.split(), profilers=f"rocm-{release}")
+    assert result.returncode == 0 and f"{wrapper}: {says}" in result.stdout
+    assert ("--selected-regions" in result.stdout) == ("--selected-regions" in words)
+    assert f"{words} -- " in result.stdout
 
 
 def test_options_after_two_hyphens_go_to_the_profiler(run):
@@ -766,6 +782,15 @@ def test_limits_of_an_old_layout_and_their_names(tmp_path):
     assert limits.main([str(tmp_path)]) == 1
 
 
+@pytest.mark.parametrize("name", ["TCP Cache Hit Rate", "GL0 Cache Hit Rate (TCP Cache)"])
+def test_strix_halo_names_its_first_cache_otherwise_and_knows_no_peak_of_the_memory(name, tmp_path):
+    text = (SAMPLES / "rocprof-compute-3/analysis_0.txt").read_text().replace("vL1D Cache Hit Rate", name)
+    text = re.sub("(L2-Fabric (?:Read|Write) BW .*?│ )100.0( │ ).*?│", r"\1None\2 │", text)
+    (tmp_path / "analysis_0.txt").write_text(text)
+    row = limits.analysed_kernel(tmp_path / "analysis_0.txt")
+    assert (row["l1_hit"], row["memory"]) == (12.4, None)
+
+
 # ---------------------------------------------------------------- faults
 
 
@@ -798,7 +823,11 @@ def says(text):
             ("get_rocprof_compute.sh", release, {"STAND_IN_FAULT": "no-locale"}, 1, "locale-gen en_US.UTF-8", False)
             for release in ("6.2", "6.3", "6.4")
         ),
-        ("get_rocprof_compute.sh", "6.4", {"STAND_IN_FAULT": "no-packages"}, 1, r"pip install -r /opt/my\ rocm", False),
+        *(
+            ("get_rocprof_compute.sh", release, {"STAND_IN_FAULT": fault}, 1, r"pip install -r /opt/my\ rocm", False)
+            for release, fault in (("6.4", "no-packages"), ("7.1", "other-packages"))
+        ),
+        ("get_rocprof_compute.sh", "7.13", {"STAND_IN_FAULT": "no-amdsmi"}, 1, "set ROCM_PATH to the ROCm", False),
         ("get_rocprof_compute.sh", "7.1", says("RuntimeError: no such kernel"), 1, "see the lines above", False),
         ("get_rocprof_compute.sh", "7.1", {"STAND_IN_FAULT": "no-kernels"}, 1, "left no pmc_perf.csv", False),
         ("get_rocprof_compute.sh", "7.1", {"STAND_IN_FAULT": "pandas-3"}, 1, "pip install pandas\\<3", False),
@@ -824,7 +853,7 @@ def test_a_failure_ends_with_its_status_its_cause_and_what_was_measured(
     assert all(str(folder) in last for folder in folders)
     assert status == 3 or not SUCCESS.search(result.stdout)
     logs = list(target.glob("*/*_failed.log"))  # none where nothing was started
-    assert len(logs) == (not kept and "no-packages" not in environment.values())
+    assert len(logs) == (not kept and not environment.get("STAND_IN_FAULT", "").endswith("-packages"))
     assert all(str(log) in last for log in logs)
 
 
@@ -953,6 +982,7 @@ def test_bad_options_and_places(run, tmp_path):
         (["--output-dir"], 2, "needs a value"),
         (["--output-dir", "--dry-run"], 2, "--output-dir needs a value"),  # and not a folder of this name
         (["--nproc-per-node", "0"], 2, "must be 1 or more"),
+        (["--nproc-per-node=0"], 2, "must be 1 or more"),
         (["--output-dir", tmp_path / "file"], 1, "choose a writable folder with --output-dir"),
     ):
         result = run("get_trace.sh", *arguments, profilers="rocm-6.4")
@@ -966,11 +996,13 @@ def test_bad_options_and_places(run, tmp_path):
     "command",
     [
         "bash version3_triton/get_trace.sh --profiler pytorch --dry-run",
+        "cd version3_triton && sh get_trace.sh --profiler pytorch --dry-run",
+        "for name in quickstart test run_all_profilers profile check_room; do sh scripts/$name.sh --help; done",
         'source scripts/common/environment.sh; [ "$ROOT" -ef . ]',
     ],
 )
-def test_a_cdpath_does_not_matter(command):
-    """With it cd prints where it goes, if the name of the folder is relative."""
+def test_neither_a_cdpath_nor_sh_matters(command):
+    """With a CDPATH cd prints where it goes, if the name of the folder is relative. sh need not be bash."""
     environment = {**os.environ, "CDPATH": "."}
     result = subprocess.run(["bash", "-c", command], cwd=REPOSITORY, env=environment, capture_output=True, text=True)
     assert result.returncode == 0 and not result.stderr, result.stderr

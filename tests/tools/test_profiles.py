@@ -72,9 +72,10 @@ def test_files_of_the_first_rocprof_are_read(tmp_path):
 
 
 def test_perfetto_traces_of_rocprof_sys(tmp_path, capsys):
-    kernels = read_calls(SAMPLES / "rocprof-sys")  # and its other file holds none
-    # not the host's hipLaunchKernel
-    assert [(k.name, k.total_ns) for k in kernels] == [("adamw_kernel", 4000), ("attention_forward_kernel", 9000)]
+    """Not the host's hipLaunchKernel; from ROCm 7.1 on copies are in the kernels' category, that of a HIP stream."""
+    for folder in ("rocprof-sys", "rocprof-sys-7.1"):  # the other file of the first holds none
+        kernels = read_calls(SAMPLES / folder)
+        assert [(k.name, k.total_ns) for k in kernels] == [("adamw_kernel", 4000), ("attention_forward_kernel", 9000)]
     content = (SAMPLES / "rocprof-sys/kernels.proto").read_bytes()
     (tmp_path / "unknown.pftrace").write_bytes(content[: content.index(b"adamw_kernel") + 40])
     refused(kernel_times.main, [tmp_path / "unknown.pftrace"], capsys, "isn't a Perfetto trace, or is damaged")
@@ -123,6 +124,9 @@ def test_a_slice_of_perfetto_ends_on_the_track_on_which_it_began(tmp_path):
     assert perfetto_kernels(tmp_path, *host) == [("gemm", 150, 400)]
     nested = [begin(100, 8, "gemm"), begin(150, 8, "marker", "hip_api"), end(300, 8), end(400, 8)]
     assert perfetto_kernels(tmp_path, *nested) == [("gemm", 100, 400)]
+    others = ("MEMORY_COPY_HOST_TO_DEVICE", "SCRATCH_MEMORY_ALLOC")  # of a stream, from ROCm 7.1 on
+    stream = [packet for name in ("gemm", *others) for packet in (begin(100, 8, name, "rocm_hip_stream"), end(300, 8))]
+    assert perfetto_kernels(tmp_path, *stream) == [("gemm", 100, 300)]
 
 
 def test_every_writer_of_perfetto_has_names_a_clock_and_a_default_track_of_its_own(tmp_path):
@@ -157,7 +161,9 @@ GROUPED = {  # names between semicolons
         gemvx::kernel<int>; cutlass::Kernel2<x>; cublasLt::epilogue_kernel; hipblaslt_kernel; rocblas_scal;
         sm80_xmma_kernel; splitKreduce_kernel<32>; aten::bmm; aten::baddbmm; int8_mm_kernel; naive_conv_nonpacked_fwd;
         winograd_fwd_kernel; convolve_common_engine_float_NHWC; dgrad_2d_kernel; wgrad_2d_kernel; fprop_2d_kernel;
-        conv_depthwise2d_forward_kernel; aten::mkldnn_convolution; aten::convolution_backward""",
+        Custom_Cijk_Alik_Bljk_BBS_BH_MT256x256x64_MI16x16x1_UserArgs_shortname1_gfx950;
+        conv_depthwise2d_forward_kernel; aten::mkldnn_convolution; aten::convolution_backward;
+        void mul_mat_q<(ggml_type)12, 128, false>(char const*); mul_mat_vec_q<(ggml_type)13, 1, false, false>""",
     "attention": """attention_backward_dkdv_kernel; attn_fwd; bwd_kernel_dk_dv; fmha_cutlassF_f32_aligned_64x64_rf;
         void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<64, cutlass::bfloat16_t>>;
         cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_6_128x128x64;
@@ -165,7 +171,8 @@ GROUPED = {  # names between semicolons
         sage_fwd; aiter::fmha_fwd_hd128_bf16_rtz; kernel_unified_attention_2d; mla_decode_kernel;
         triton_red_fused__softmax_rsqrt_2; triton_poi_fused_flex_attention_rsqrt_0; cpp_fused__softmax_rsqrt_0;
         bwd_kernel_dv; bwd_kernel_dq; bwd_kernel_fuse; sdpa_kernel; _bwd_preprocess; _ZN5aiter8mla_a8w8E;
-        aiter::fmla_fwd; pa_decode_v2; pa_fwd_bf16; mha_fwd_kernel; mha_bwd_kernel""",
+        aiter::fmla_fwd; pa_decode_v2; pa_fwd_bf16; mha_fwd_kernel; mha_bwd_kernel; soft_max_f32<true, 0>;
+        gated_delta_net_cuda<128, false, false>""",
     "other": """void (anonymous namespace)::softmax_warp_forward<float, float, float, 10, true, false>;
         aten::_log_softmax; triton_per_fused__log_softmax_nll_loss_forward_2;
         void fbgemm_gpu::permute_2D_lengths_kernel<int>(int); create_flashinfer_kv_indices_triton;
@@ -191,13 +198,16 @@ GROUPED = {  # names between semicolons
         cpp_fused_rsqrt_0; triton_poi_fused_layer_norm_0; layer_norm_kernel; batch_norm_backward; group_norm_kernel;
         aten::mean; aten::pow; MeanBackward1; PowBackward0; bn_fw_tr_1C11; GammaBetaBackwardCUDAKernel; aten::rsqrt;
         reduce_kernel<512, 1, MeanOps<float>>; pow_tensor_scalar_kernel_impl; reduce_kernel<WelfordOps<float>>;
-        RowwiseMomentsCUDAKernel<float>""",
+        RowwiseMomentsCUDAKernel<float>; _ZN5aiter24add_rmsnorm_quant_kernelIDF16bDF16bLi64E; l2_norm_f32<32>;
+        vllm::rms_norm_static_fp8_quant_kernel<c10::BFloat16>""",
     "element-wise": """rope_kernel; swiglu_backward_kernel; swiglu_quantize_kernel; triton_poi_fused_mul_silu_0;
         void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>>;
         void vllm::act_and_mul_kernel<c10::BFloat16>; SubTensorOpWithScalar1d;
         triton_poi_fused_addcmul_0; cpp_fused_addcmul_0; my_elementwise; silu_kernel; rotary_kernel; sigmoid_kernel;
         vectorized_kernel; unrolled_kernel; aten::add; aten::sub; aten::mul; aten::div_; aten::neg; aten::exp;
         aten::sqrt; aten::sin; aten::cos; aten::where; aten::masked_fill; aten::triu; aten::tril;
+        k_bin_bcast<&(op_add(float, float)), float>; unary_op_kernel<&(op_neg(float)), float>; scale_f32(float const*);
+        vllm::silu_and_mul_quant_kernel<c10::BFloat16>;
         aten::clamp_min_; aten::leaky_relu_; aten::threshold_backward; aten::gelu_backward; aten::tanh""",
     "optimizer": """adamw_kernel; aten::_fused_adamw_; triton_for_fused__foreach_add__foreach_mul_2; triton_for_fused_2;
         triton_poi_fused__foreach_add__foreach_copy__foreach_div__foreach_mul_mul_unbind_0;
@@ -205,7 +215,9 @@ GROUPED = {  # names between semicolons
         cpp_fused__foreach_add_0; multi_tensor_apply_kernel<AxpbyFunctor>; aten::_foreach_add_; optimizer aten::mul;
         aten::lerp_; aten::addcdiv_; aten::addcmul_; amp_update_scale_cuda_kernel;
         amp_non_finite_check_and_unscale_cuda_kernel""",
-    "copies": """__amd_rocclr_copyBuffer; __amd_rocclr_fillBuffer; Memcpy DtoH (Device -> Pinned); MEMORY_COPY_DTOH;
+    "copies": """cpy_scalar<&(void cpy_1_scalar<float, float>(char const*, char*))>; quantize_q8_1(float const*);
+        concat_cont<unsigned int, 1>; void k_get_rows_float<float, float>(float const*);
+        __amd_rocclr_copyBuffer; __amd_rocclr_fillBuffer; Memcpy DtoH (Device -> Pinned); MEMORY_COPY_DTOH;
         void at::native::elementwise_kernel<128, 2, at::native::direct_copy_kernel_cuda(at::TensorIteratorBase&)>;
         void at::native::vectorized_elementwise_kernel<4, at::native::FillFunctor<float>>; quantize_rows_kernel;
         transpose_kernel;

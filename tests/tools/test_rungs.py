@@ -151,6 +151,11 @@ def test_gains_of_a_column_by_hand():
     assert row.split()[-6:] == ["1.50x", "(1.25", "to", "1.60)", "1,234", "6.5000"] and " 10.000 " in row
 
 
+def test_one_round_differs_from_no_other():
+    found = column([{"base": [12.0], "fast": [10.0], "fast again": [9.9]}])
+    assert not [line for line in rungs.lines_of(found) if "noisiest" in line]
+
+
 def test_a_second_group_of_a_round_is_no_round_of_its_own():
     found = column(six_rounds())
     found.rounds.append({"start": 2, "turn": 5, "steps_ms": {"near": [9.5]}})

@@ -15,6 +15,7 @@ from unittest import mock
 import pytest
 import torch
 
+from common.command_line import PRESETS
 from common.versions import SCRIPTS, load_version
 from marks import slow
 from processes import run_fork
@@ -50,6 +51,7 @@ def strict_json(text):
 COMMAND_LINES = {
     "1234": """
         --batch-size 8 --seq-len 128 --num-steps 20 --hidden-dim 512 --num-layers 8 --num-heads 8 --learning-rate 3e-4
+        --lr 1e-3
         --num-kv-heads 4 --intermediate-dim 1408 --vocab-size 32000 --preset tiny --seed 3 --warmup-steps 0
         --preset small --deterministic --no-graph
         --preset medium --no-deterministic --graph --tf32
@@ -105,6 +107,13 @@ ODD_COMMAND_LINES = {
         --resume: --resume=yes
         --frobnicate: --frobnicate
         stray --presett huge (did you mean --preset?): stray --presett huge
+        (did you mean --num-steps?): --steps 3
+        (did you mean --batch-size?): -batch-size 8
+        (did you mean --preset?): \u2013preset small
+        --amp-dtype needs --use-amp: --amp-dtype bfloat16
+        GPUs): use --device cpu: --device cuda:99
+        --lr: must be a number from 1e-30 to 1e+30, got 0,1: --lr 0,1
+        must be a whole number from 1 to 999999999, got 1,000: --num-steps 1,000
         --peer-adamw: --peer-adamw
         --compress-gradients: --compress-gradients
         stray: stray
@@ -115,8 +124,11 @@ ODD_COMMAND_LINES = {
         would become text of --data: --data long.txt --metrics-file folder/../long.txt
         would become text of --data: --data folder --metrics-file folder/metrics.json
     """,
+    "1": "(--help lists what version 1 has): --compile",
+    "24": "(did you mean --enable-torch-compile?): --compile",
     "2": """
         --compile-mode: --compile-mode wildly
+        needs --enable-torch-compile: --compile-mode max-autotune
         --compile-mode: --enable-torch-compile --compile-mode reduce-overhead --graph
         --enable: --enable
     """,
@@ -127,7 +139,6 @@ ODD_COMMAND_LINES = {
         optimizer: --use-amp --amp-dtype float16 --disable-optimizer-kernel
         needs a GPU: --enable-torch-compile
         loss kernel: --enable-fused-loss --disable-loss-kernel
-        --compile-mode: --compile-mode default
         --use-amp: --fp8
         bfloat16: --fp8 --use-amp --amp-dtype float16
         of 16: batch_size x seq_len is 24: --fp8 --use-amp --disable-attention-kernel --batch-size 1 --seq-len 24
@@ -138,10 +149,16 @@ ODD_COMMAND_LINES = {
     "4": """
         --attention-backend: --attention-backend fastest
         --attention-backend: --attention-backend flex --disable-torch-compile
-        --enable-qkv-fusion: --enable-qkv-fusion
+        needs --enable-torch-compile: --compile-mode max-autotune --disable-torch-compile
     """,
 }
-ON_A_CPU = {3: ("bfloat16", ["--use-amp"]), 4: ("--attention-backend", ["--attention-backend", "cudnn"])}
+ON_A_CPU = {
+    "3": f"""
+        add --amp-dtype float16 or --disable-attention-kernel: --use-amp
+        {"add --disable-attention-kernel" if torch.__version__ >= (2, 13) else "leave out --fp8"}: --use-amp --fp8
+    """,
+    "4": "--attention-backend: --attention-backend cudnn",
+}
 
 
 def lines_of(table, version):
@@ -190,8 +207,8 @@ def test_odd_command_lines_are_refused_in_one_sentence(version, surroundings, ca
         lines += ["--metrics-file: --metrics-file read-only/metrics.json"]
         lines += ["--profile-dir: --profile-memory --profile-dir read-only"]
         lines += ["--checkpoint-dir: --save-every 1 --checkpoint-dir read-only"]
-    if not torch.cuda.is_available() and version in ON_A_CPU:
-        lines.append(f"{ON_A_CPU[version][0]}: {shlex.join(ON_A_CPU[version][1])}")
+    if not torch.cuda.is_available():
+        lines += lines_of(ON_A_CPU, version)
     for line in lines:
         words, _, argv = line.rpartition(": ")
         status, out, err = call(version, shlex.split(argv.replace("LONGNAME", "n" * 5000)), capsys)
@@ -236,6 +253,7 @@ def test_help_has_an_example_that_works(version, capsys):
 @pytest.mark.parametrize("version", SCRIPTS)
 def test_defaults_and_presets(version):
     script = load_version(version)
+    assert set(script.PRESETS) == {"default", "check", *PRESETS}
     sizes = ("hidden_dim", "num_layers", "num_heads", "num_kv_heads", "intermediate_dim", "seq_len", "batch_size")
     for argv, wanted in {
         "": (512, 8, 8, 4, 2048, 256, 8),
@@ -434,7 +452,7 @@ def test_a_trace_has_named_ranges_and_says_what_it_is_of(version, part, tmp_path
     assert names & RANGES == (RANGES if part == "whole" else OF_ATTENTION)
     assert (metadata["version"], metadata["part"], metadata["precision"]) == (version, part, "float32")
     assert (metadata["hidden_dim"], metadata["seq_len"], metadata["batch_size"]) == (32, 8, 2)
-    assert metadata["peak_memory_mb"] > 0
+    assert metadata["peak_memory_mb"] > 0 and metadata["rounds_to_tf32"] is None
 
 
 def test_profiled_steps_go_on_with_the_batches_after_the_measured_ones(tmp_path, capsys, monkeypatch):

@@ -82,7 +82,7 @@ def comparison(kind_and_relation, instruction):
 
 
 def float_comparison(relation, instruction, kernel):
-    """Translate a comparison of floats (RDNA 4)."""
+    """Translate a comparison of floats (RDNA 3.5 and 4)."""
     a, b = (reader(text, "f32", kernel) for text in instruction.operands)
 
     def run(wave):
@@ -92,7 +92,7 @@ def float_comparison(relation, instruction, kernel):
 
 
 def float_arithmetic(name, instruction, kernel):
-    """Translate an instruction of floats in scalar registers (RDNA 4), which computes what the vector one does."""
+    """Translate an instruction of floats in scalar registers (RDNA 3.5 and 4): it computes what the vector one does."""
     kinds, result, function = VECTOR[name]
     destination, *texts = instruction.operands
     if kinds[-1] == "old":

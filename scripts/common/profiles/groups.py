@@ -19,7 +19,10 @@ GROUP_PATTERNS = [
     ("normalisation", r"^(triton|cpp)_.*(rsqrt|norm)"),
     ("element-wise", r"^(triton_poi|cpp_fused)_"),
     ("other", r"^triton_(per|red|unk)_fused_"),
-    ("communication", r"nccl|rccl|msccl|nvshmem|rocshmem|^Memcpy PtoP|^c10d::|^gloo:|\bep::|deep_?ep::|userbuffers"),
+    (
+        "communication",
+        r"nccl|rccl|msccl|nvshmem|rocshmem|^(\[CUDA )?Memcpy PtoP|^c10d::|^gloo:|\bep::|deep_?ep::|userbuffers",
+    ),
     # of PyTorch's symmetric memory, vLLM, TensorRT-LLM and AMD's quickreduce: in the name, not in an argument
     (
         "communication",
@@ -29,18 +32,21 @@ GROUP_PATTERNS = [
     ("optimizer", r"adam|multi_tensor|_foreach_|optimizer|\blerp|addcdiv|addcmul|amp_update|amp_.*unscale"),
     # softmax_warp_forward<input, output, accumulator, log2 of the row, is_log, ...>: a logarithm makes it the loss
     ("other", r"log_?softmax|softmax_warp_\w+<[^<>]*, *\d+, *true|topk\w*softmax|softmax\w*topk"),
-    ("copies", r"^[^<(]*(reshape_and_cache|concat_and_cache|store_kv_?cache|copy_blocks|\bquantize|_quant_kernel)"),
+    ("copies", r"^[^<(]*(reshape_and_cache|concat_and_cache|store_kv_?cache|copy_blocks)"),
+    ("copies", r"^(?![^<(]*(norm|silu|act_and_mul))[^<(]*(\bquantize|_quant_kernel)"),  # alone, not fused into another
+    ("copies", r"^(void +)?(cpy_scalar|concat_cont|k_get_rows|k_set_rows)"),  # llama.cpp's
     ("other", r"^[^<(]*flashinfer_kv_indices"),
     ("attention", r"attention|attn|fmha|flash|sdpa|sage_fwd|bwd_kernel_(dk|dv|dq|fuse)|bwd_preprocess|softmax"),
+    ("attention", r"^[^<(]*(soft_max_|delta_net)"),
     ("attention", r"^(_ZN\w*|[^<(]*\b)(mla_|fmla|pa_decode|pa_fwd|mha_fwd|mha_bwd)"),
     (
         "normalisation",
         r"(rms|layer|batch|group)_?norm|GammaBeta|rsqrt|MeanOps|pow_tensor|aten::(mean|pow)|(Mean|Pow)Back|"
-        r"\bbn_(fw|bw)_|WelfordOps|RowwiseMoments",
+        r"\bbn_(fw|bw)_|WelfordOps|RowwiseMoments|l2_norm_",
     ),
     ("GEMM", r"^Cijk_|(?<!fb)gemm|gemv|cutlass|nvjet|cublas|hipblas|rocblas|xmma|splitK|scaled_mm"),
     ("GEMM", r"aten::_?(add|b|baddb)?mm$"),
-    ("GEMM", r"^[^<(]*(matmul|\bbmm_|fused_moe|mm_kernel)"),
+    ("GEMM", r"^[^<(]*(matmul|mul_mat_|\bbmm_|fused_moe|mm_kernel)"),
     # convolutions, which are matrix products too
     ("GEMM", r"miopen\w*conv|naive_conv|scudnn|winograd|[dw]grad_\w*engine|convolve"),
     ("GEMM", r"(dgrad|wgrad|fprop|conv2?d?)_\w*kernel|aten::\w*conv"),
@@ -48,31 +54,37 @@ GROUP_PATTERNS = [
     ("copies", r"transpose_kernel|^(batched_)?transpose_|nchwToNhwc|nhwcToNchw"),
     ("copies", r"aten::(_to_copy|to|copy_|clone|contiguous|cat|fill_|zero_|(zeros|ones)(_like)?)$"),
     ("element-wise", r"element_?wise|swiglu|silu|rope|rotary|sigmoid|vectorized|unrolled|act_and_mul|^SubTensorOp"),
+    ("element-wise", r"^(void +)?(k_bin_bcast|unary_(gated_)?op_kernel|scale_f32)"),  # llama.cpp's
     ("element-wise", r"aten::(add|sub|mul|div|neg|exp|sqrt|sin|cos|where|masked_fill|triu|tril)_?$"),
     ("element-wise", r"aten::(\w*relu|gelu|clamp\w*|threshold|tanh)(_backward)?_?$"),
 ]
 # The precision that a matmul's name tells, if any. Tensile's names (Cijk_) list the types of the inputs, the output and
-# the sums after the layouts: BBS is bfloat16 summed in single precision, B_BS likewise.
+# the sums after the layouts: BBS is bfloat16 summed in single precision, B_BS likewise; S_MX multiplies in XF32.
 PRECISION_PATTERNS = [
     ("float8", r"^Cijk_[a-z]+_[a-z]+_(F8|B8)|e4m3|e5m2|float8|fp8|f8f8|_f8_|nvjet_q"),
-    ("tf32", r"tf32|xf32|nvjet_[st]ss|s1688gemm_(?!bf16|f16|fp16)"),
+    ("tf32", r"^Cijk_[a-z]+_[a-z]+_S_MX_|tf32|xf32|nvjet_[st]ss|s1688gemm_(?!bf16|f16|fp16)"),
     ("bfloat16", r"^Cijk_[a-z]+_[a-z]+_B(_?[BS])*(_|$)|bf16|bfloat16|nvjet_t"),
-    ("float16", r"^Cijk_[a-z]+_[a-z]+_H(_?[HS])*(_|$)|(?<![a-z])f16|fp16|hgemm|h16816|h1688|\bhalf\b|_half|nvjet_h"),
+    (
+        "float16",
+        r"^Cijk_[a-z]+_[a-z]+_H(_?[HS])*(_|$)|(?<![a-z])f16|fp16|hgemm|h16816|h1688|\bhalf\b|_half|nvjet_h",
+    ),
     ("float32", r"^Cijk_[a-z]+_[a-z]+_S(_?[BS])*(_|$)|sgemm|scudnn|f32f32_f32f32_f32"),
 ]
+BY_HAND = "Custom_"  # which hipBLASLt puts before the names of kernels that Tensile did not write
 INTERPRETED = "Version 3's kernels ran in Triton's interpreter: these times say nothing about a GPU."
 
 
 @functools.cache
 def group_of(name):
     """Return the group of a kernel or operator, one of GROUPS, by its name."""
-    name = name.replace("(anonymous namespace)::", "")
+    name = name.replace("(anonymous namespace)::", "").removeprefix(BY_HAND)
     return next((group for group, pattern in GROUP_PATTERNS if re.search(pattern, name, re.IGNORECASE)), "other")
 
 
 @functools.cache
 def precision_of_kernel(name):
     """Return the precision of a matmul's operands by its kernel's name; None where the name does not tell."""
+    name = name.removeprefix(BY_HAND)
     found = (precision for precision, pattern in PRECISION_PATTERNS if re.search(pattern, name, re.IGNORECASE))
     return next(found, None)
 
@@ -155,8 +167,8 @@ def sums(calls, key):
             "total_us": us,
             "share_percent": 100 * us / whole,
             "mean_us": us / count,
-            "min_us": min(least for least, _ in bounds) / 1e3,
-            "max_us": max(most for _, most in bounds) / 1e3,
+            "min_us": None if (None, None) in bounds else min(least for least, _ in bounds) / 1e3,
+            "max_us": None if (None, None) in bounds else max(most for _, most in bounds) / 1e3,
         }
     rows = dict(sorted(rows.items(), key=lambda item: -item[1]["total_us"]))
     return rows

@@ -74,7 +74,7 @@ class Profile:
     operations: list[Operation] = dataclasses.field(default_factory=list)
     steps: int | None = None
     device: str | None = None
-    metadata: dict = dataclasses.field(default_factory=dict)  # version, part, sizes, precision, peak_memory_mb
+    metadata: dict = dataclasses.field(default_factory=dict)  # what the training scripts write
     step_ms: list[float] = dataclasses.field(default_factory=list)  # of each marked step, under the profiler
     memory: list[dict] = dataclasses.field(default_factory=list)  # events of --profile-memory, in order of time
     phases: list[tuple[str, float, float]] = dataclasses.field(default_factory=list)  # name, start and end in us

@@ -30,7 +30,7 @@ from common.profiles.model import (
     parts_of,
     without_twins,
 )
-from common.profiles.traces import launch_table, read_trace
+from common.profiles.traces import LAUNCHES, LOST, launch_table, read_trace
 
 # All that a reader raises if the contents do not have its format.
 DAMAGE = (
@@ -133,6 +133,9 @@ CSV_NAMES = {  # a profiler's heading, in lower case -> our name
     "total time (ns)": "total",
     "min (ns)": "least",
     "max (ns)": "most",
+    "duration (nsec)": "total",
+    "min (nsec)": "least",
+    "max (nsec)": "most",
     "start (ns)": "start",
     "duration (ns)": "duration",
     "strm": "queue",
@@ -145,7 +148,12 @@ CSV_NAMES = {  # a profiler's heading, in lower case -> our name
 
 
 MESSAGES = re.compile(r"==|Processing \[|Generating SQLite|NOTICE: ")  # of ncu, and of nsys stats
+HOST_CALLS = re.compile(  # rows of ROCm's tables of API functions, and of its table of domains
+    r"(__)?hip[A-Z]\w*|hsa_\w+|(nccl|roctx|rocdec|rocJpeg)(?!\w*Kernel)[A-Z]\w*|[A-Z]+_API|KERNEL_DISPATCH|"
+    r"MEMORY_(COPY|ALLOCATION)|SCRATCH_MEMORY"
+)
 COUNTERS = re.compile(r"(SQ|TCC|TCP|TA|TD|SPI|GRBM)_")  # of AMD's GPUs, as columns
+BARRIER = "<barrier packet>"  # in the old rocprof's tables: a queue waits at it, and no kernel runs
 ONE_BY_ONE = "Counters were read in this run, so its kernels ran one by one, and the gaps between them mean nothing."
 
 
@@ -157,6 +165,9 @@ def read_table(text):
     header, *rows = list(csv.reader(lines)) or [[]]
     header = [CSV_NAMES.get(cell.strip().lower(), cell.strip()) for cell in header]
     for line_number, row in enumerate(rows, 2):
+        more = len(row) - len(header)
+        if more > 0 and header[0] == "name":  # the old rocprof doesn't quote names, which have commas
+            row[: more + 1] = [",".join(row[: more + 1])]
         if len(row) != len(header):
             raise ValueError(f"line {line_number} has {len(row)} cells of {len(header)}")
     return header, (dict(zip(header, row, strict=True)) for row in rows)
@@ -165,13 +176,15 @@ def read_table(text):
 def read_csv(text):
     """Return the kernels in a table and warnings. A row is a launch, or a kernel with the sum over its launches."""
     header, rows = read_table(text)
-    if "counter" not in header and {"name", "calls", "total", "least", "most"} <= set(header):
+    rows = [row for row in rows if row.get("name") != BARRIER]
+    if "counter" not in header and {"name", "calls", "total"} <= set(header):
+        if rows and all(HOST_CALLS.fullmatch(row["name"]) for row in rows):
+            raise Failure(2, "has sums over calls of the CPU, not over kernels: give a kernel_stats file")
         return [summed_kernel(row) for row in rows], ()
     if "counter" in header or not (
         {"name", "start"} <= set(header) and {"end", "duration"} & set(header)
     ):  # a row per counter would count twice
         raise Failure(2, "has no kernel times: give a kernel_trace file (kernel_counters.py reads counters)")
-    rows = list(rows)
     labels = labels_of((row.get("process"), row.get("gpu")) for row in rows)
     kernels = []
     for row in rows:
@@ -181,7 +194,20 @@ def read_csv(text):
         gpu = labels[row.get("process"), row.get("gpu")] if "gpu" in row or "process" in row else None
         stream = row.get("queue") and (row["queue"], row.get("Stream_Id"))
         kernels.append(checked_kernel(row["name"], start, total, kind, gpu, stream=stream))
-    return kernels, (ONE_BY_ONE,) if any(map(COUNTERS.match, header)) else ()
+    warnings = [ONE_BY_ONE] if any(map(COUNTERS.match, header)) else []
+    return kernels, (*warnings, *missing_dispatches(rows))
+
+
+def missing_dispatches(rows):
+    """Return warnings about dispatches whose numbers lie between those of a process, but are not in the table."""
+    numbers = {}
+    for row in rows:
+        if "dispatch" in row:
+            numbers.setdefault(row.get("process"), set()).add(number(row["dispatch"], int))
+    whole = sum(max(some) - min(some) + 1 for some in numbers.values())
+    missing = whole - sum(map(len, numbers.values()))
+    if missing > LOST * whole:
+        yield f"{missing:,} of {whole:,} dispatches aren't in this file, so the GPU need not have idled in its gaps."
 
 
 def whole_ns(text):
@@ -190,10 +216,12 @@ def whole_ns(text):
 
 
 def summed_kernel(row):
-    """Return the launches of a kernel that a kernel_stats file adds up."""
-    bounds = (number(row["least"]), number(row["most"]))
+    """Return the launches of a kernel that a kernel_stats file adds up. The old rocprof's has no bounds."""
+    bounds = (None, None)
+    if "least" in row and "most" in row:
+        bounds = (number(row["least"]), number(row["most"]))
     calls = number(row["calls"], int)
-    if calls < 1 or not 0 <= bounds[0] <= bounds[1]:
+    if calls < 1 or (bounds[0] is not None and not 0 <= bounds[0] <= bounds[1]):
         raise ValueError(f"{clean(row['name'])} has {calls} calls of {bounds[0]} to {bounds[1]} ns")
     return checked_kernel(row["name"], 0, number(row["total"]), calls=calls, bounds_ns=bounds)
 
@@ -202,11 +230,14 @@ def summed_kernel(row):
 
 SQLITE = b"SQLite format 3\0"
 NSYS = "CUPTI_ACTIVITY_KIND_"
+COPY_KINDS = {1: "HtoD", 2: "DtoH", 8: "DtoD", 10: "PtoP", 11: "HtoD", 12: "DtoH", 13: "DtoD"}  # CUPTI's
+UNIFIED = "CASE WHEN copyKind BETWEEN 11 AND 13 THEN 'Unified Memory ' ELSE '' END"  # pages that a touch moved
+DIRECTION = " ".join(f"WHEN {kind} THEN ' {name}'" for kind, name in COPY_KINDS.items())
 TABLES = [  # table, kind, SQL for the name; of rocpd the views, because the names of its tables change
     ("kernels", "kernel", "name"),
     ("memory_copies", "copy", "name"),
     (f"{NSYS}KERNEL", "kernel", "(SELECT value FROM StringIds WHERE id = demangledName)"),
-    (f"{NSYS}MEMCPY", "copy", "'[CUDA memcpy]'"),
+    (f"{NSYS}MEMCPY", "copy", f"'[CUDA ' || {UNIFIED} || 'memcpy' || CASE copyKind {DIRECTION} ELSE '' END || ']'"),
     (f"{NSYS}MEMSET", "copy", "'[CUDA memset]'"),
 ]
 HOST_TABLES = [  # of the host's calls: table, SQL for name and process
@@ -249,6 +280,10 @@ def read_database(path):
         if f"{NSYS}GRAPH_TRACE" in names and f"{NSYS}KERNEL" not in names:
             raise Failure(2, "has one entry for a whole CUDA graph: record it with nsys --cuda-graph-trace=node")
         if names.isdisjoint(table for table, *_ in TABLES):
+            launches = sum(bool(LAUNCHES.match(call["name"])) for call in calls_of_host(connection, names))
+            if launches:
+                way = "the profiler lost them; if its version is older than the driver, try a newer Nsight Systems"
+                raise Failure(2, f"holds {launches:,} launches and none of their kernels: {way}")
             if "TARGET_INFO_GPU" in names:
                 way = "record it with nsys profile --trace=cuda, and let the program end by itself"
                 raise Failure(2, f"is an export of Nsight Systems without kernels: {way}")

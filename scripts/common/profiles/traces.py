@@ -9,6 +9,7 @@ import re
 from collections import Counter
 
 from common.command_line import PRECISIONS, Failure
+from common.gpus import name_of
 from common.profiles.groups import clean, group_of
 from common.profiles.model import (
     EACH,
@@ -66,6 +67,9 @@ def read_trace(path, content, gpu=None):
     gpu: the one to read, of several; EACH reads a profile of each, None one of all.
     """
     spans = timed_events(content["traceEvents"])
+    if not spans and content["traceEvents"] and "schemaVersion" not in content:
+        kinds = "none of a kind that PyTorch's profiler writes: record it with torch.profiler"
+        raise Failure(2, f"holds {len(content['traceEvents']):,} events, {kinds}")
     origin_us = spans[0]["ts"] if spans else 0
     launches = []
     host = []
@@ -109,6 +113,7 @@ def profile_of(path, content, origin_us, memory, launches, host, labels):
         calls, operations, warnings, early = work_of_gpus(launches, labels, runtime, operators)
     else:
         check_cpu_only(content, runtime, device)
+        device = None  # the GPU of that machine did nothing
         computing = operators_that_compute(operators, optimizer_steps(host))
         calls = [checked_kernel(one["name"], 1e3 * one["ts"], 1e3 * one["dur"], "operator") for one in computing]
         operations = [operation(event, [event]) for event in computing]
@@ -116,7 +121,7 @@ def profile_of(path, content, origin_us, memory, launches, host, labels):
     for event in marks:
         if event["name"] in PHASES:
             phases.append((event["name"], event["ts"], event["ts"] + event["dur"]))
-    steps, step_spans = steps_in(marks, runtime, metadata)
+    steps, step_spans = steps_in(marks, runtime, operators, metadata)
     return Profile(
         path,
         calls,
@@ -141,7 +146,10 @@ def work_of_gpus(launches, labels, runtime, operators):
     """Return calls, operations, warnings, and how many calls were launched before the profile began."""
     wanted = {event["args"].get("correlation") for event in launches if event.get("args")} - {None}
     host_calls = launch_table(runtime, wanted)
-    operator_of = {operator_number(event): event for event in operators}
+    if numbers_are_launches(launches):
+        operator_of = operators_around(operators, host_calls)
+    else:
+        operator_of = {operator_number(event): event for event in operators}
     calls = [gpu_call(event, labels, host_calls, operator_of) for event in launches]
     calls, warnings = without_twins(calls)
     warnings += (*lost_launches(runtime, launches), *overruns(calls))
@@ -182,7 +190,7 @@ def device_of(content, launches):
     used = {place_of(event)[1] for event in launches[:1]}
     found = next((one for one in devices if one.get("id") in used), devices[0])
     name = found.get("name")
-    return clean(name) if name else None
+    return name_of(clean(name), whole_number(found.get("numSms"))) if name else None
 
 
 def timed_events(events):
@@ -323,12 +331,13 @@ def lost_launches(runtime, launches):
 # ---------------------------------------------------------------- what is a step
 
 
-def steps_in(marks, runtime, metadata):
+def steps_in(marks, runtime, operators, metadata):
     """Return the number of training steps, or None, and (start, end) of each step on the host in nanoseconds.
 
     A script of the workshop marks forward and optimizer, or launches the graph that holds a step: what lies between
     its steps is the profiler's. In another program's trace "ProfilerStep#N" of PyTorch's scheduler is a step from mark
-    to mark; else a step ends where an optimizer does, and loading its data belongs to it.
+    to mark, unless it's the last one and nothing happens in it: a script's last prof.step() begins it. Without these a
+    step ends where an optimizer does, and loading its data belongs to it.
     """
     if metadata:
         forwards = [event["ts"] for event in marks if event["name"] == "forward"]
@@ -345,6 +354,11 @@ def steps_in(marks, runtime, metadata):
     for event in marks:
         if event["name"].startswith("ProfilerStep#"):
             scheduled.setdefault(event.get("pid"), []).append((1e3 * event["ts"], 1e3 * (event["ts"] + event["dur"])))
+    launches = (event for event in runtime if "Launch" in event["name"])
+    last_work = max((1e3 * event["ts"] for event in (*operators, *launches)), default=float("inf"))
+    for spans in scheduled.values():
+        if len(spans) > 1 and last_work < spans[-1][0]:
+            spans.pop()
     if not scheduled:
         ours = [event for event in marks if event["name"] == "optimizer"]
         other = [event for event in marks if event["name"].startswith("Optimizer.step#")]
@@ -405,6 +419,36 @@ def operator_number(event):
     return arguments.get("External id", arguments.get("external id"))
 
 
+def numbers_are_launches(launches):
+    """Return True if most kernels name their own launch instead of an operator, as old PyTorch may."""
+    numbers = [(operator_number(event), (event.get("args") or {}).get("correlation")) for event in launches]
+    return sum(number is not None and number == launch for number, launch in numbers) > len(launches) / 2
+
+
+def operators_around(operators, host_calls):
+    """Return {number of a launch: the innermost operator of its thread at that time}. host_calls: of launch_table.
+
+    A graph's launch, which starts the kernels of many operators, and one whose process is not known have none.
+    """
+    moments = [(event["ts"], 0, (event.get("pid"), event.get("tid")), event) for event in operators]
+    for number, found in host_calls.items():
+        launch = next(iter(found.values()))
+        if len(found) == 1 and not launch.is_graph:
+            moments.append((launch.start_ns / 1e3, 1, launch.thread, number))
+    moments.sort(key=lambda moment: moment[:2])  # callers stay before the operators inside them
+    open_operators = {}  # thread: those that have not ended, the innermost last
+    around = {}
+    for ts, is_launch, thread, what in moments:
+        callers = open_operators.setdefault(thread, [])
+        while callers and callers[-1]["ts"] + callers[-1]["dur"] < ts:
+            callers.pop()
+        if not is_launch:
+            callers.append(what)
+        elif callers:
+            around[what] = callers[-1]
+    return around
+
+
 def launched_elsewhere(event, operator, host_calls):
     """Return True if a kernel was launched outside the operator that its number names.
 
@@ -421,18 +465,18 @@ def operations_of_launches(launches, operator_of, host_calls):
 
     operator_of: {number: event}. host_calls: those of launch_table. The kernels of a replayed graph have no operator.
     """
-    launches_of = {}
+    launches_of = {}  # identity of an operator's event: it and its launches, which may have numbers of their own
     alone = []
     for event in launches:
         number = operator_number(event)
         operator = operator_of.get(number) if number else None
         if operator and not launched_elsewhere(event, operator, host_calls):
-            launches_of.setdefault(number, []).append(event)
+            launches_of.setdefault(id(operator), (operator, []))[1].append(event)
         else:
             alone.append(event)
     found = []
-    for number, some in launches_of.items():
-        found += parts_by_group(operator_of[number], some)
+    for operator, some in launches_of.values():
+        found += parts_by_group(operator, some)
     return found + [operation(event, [event]) for event in alone]
 
 

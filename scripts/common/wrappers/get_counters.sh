@@ -11,4 +11,4 @@
 #
 # Writes counters/counter_<timestamp>/ with kernels.csv and counters.csv; prints the top 15 kernels.
 # https://rocm.docs.amd.com/en/latest/conceptual/gpu-arch/mi300-mi200-performance-counters.html
-exec bash "$(dirname "$(realpath "${BASH_SOURCE[0]}")")/wrapper.sh" "${BASH_SOURCE[0]}" "$@"
+exec bash "$(dirname "$(realpath "$0")")/wrapper.sh" "$0" "$@"

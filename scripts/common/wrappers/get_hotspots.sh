@@ -11,4 +11,4 @@
 #
 # Writes hotspots/hotspot_<timestamp>/ with the profiler's files, hotspots.csv and hotspots.json; prints the top 15.
 # https://rocm.docs.amd.com/projects/rocprofiler-sdk/en/latest/how-to/using-rocprofv3.html
-exec bash "$(dirname "$(realpath "${BASH_SOURCE[0]}")")/wrapper.sh" "${BASH_SOURCE[0]}" "$@"
+exec bash "$(dirname "$(realpath "$0")")/wrapper.sh" "$0" "$@"

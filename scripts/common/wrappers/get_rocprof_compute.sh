@@ -11,4 +11,4 @@
 #
 # Writes rocprof_compute/profile_<timestamp>/ with the profile, counters and limits.csv; prints the top 5 kernels and
 # a command that shows more. https://rocm.docs.amd.com/projects/rocprofiler-compute/en/latest/
-exec bash "$(dirname "$(realpath "${BASH_SOURCE[0]}")")/wrapper.sh" "${BASH_SOURCE[0]}" "$@"
+exec bash "$(dirname "$(realpath "$0")")/wrapper.sh" "$0" "$@"

@@ -10,4 +10,4 @@
 #
 # Writes rocprof_sys/profile_<timestamp>/ with a trace to open in https://ui.perfetto.dev (before ROCm 6.3.1: in its
 # version 46); prints the top 10 kernels. https://rocm.docs.amd.com/projects/rocprofiler-systems/en/latest/
-exec bash "$(dirname "$(realpath "${BASH_SOURCE[0]}")")/wrapper.sh" "${BASH_SOURCE[0]}" "$@"
+exec bash "$(dirname "$(realpath "$0")")/wrapper.sh" "$0" "$@"

@@ -11,4 +11,4 @@
 #
 # Writes traces/trace_<timestamp>/ with a trace for https://ui.perfetto.dev (nsys: Nsight Systems); prints the top 10.
 # https://rocm.docs.amd.com/projects/rocprofiler-sdk/en/latest/how-to/using-rocprofv3.html
-exec bash "$(dirname "$(realpath "${BASH_SOURCE[0]}")")/wrapper.sh" "${BASH_SOURCE[0]}" "$@"
+exec bash "$(dirname "$(realpath "$0")")/wrapper.sh" "$0" "$@"

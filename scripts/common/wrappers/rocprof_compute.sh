@@ -53,7 +53,7 @@ profile_rocm() {
         give_up 1 "$TOOL left no ${files[0]}: $(reason 0 "$(log_text)")"
     }
     [ -z "$DRY_RUN" ] || return 0
-    [ "${place[0]}" != -p ] || work=$(dirname "$FOUND")
+    work=$(dirname "$(find "$work" -name sysinfo.csv)") # from ROCm 7.12 on a folder for the rank, in a Slurm job too
     analyse "$work"
     report common/limits.py @OUT@
     finish "" "read more about a kernel with: $(show "$TOOL" analyze -p "$work" -k 0 ${gpus:+--gpu-id 0})"

@@ -121,10 +121,15 @@ reason() { # STATUS LOG: the sentence that explains a failure, with the way out 
             echo "$TOOL needs the locale en_US.UTF-8, which this machine lacks: the administrator can create it with" \
                 "locale-gen en_US.UTF-8 (Debian, Ubuntu: package locales)"
             ;;
-        *"package was not found in the current execution environment"*)
-            packages=$(sed -n "s/.*The '\([A-Za-z0-9_.-]*\).*' package was not found.*/\1/p" <<<"$2" | paste -sd ' ')
-            echo "$TOOL lacks the Python packages ${packages// /, }: install them with" \
+        *"package was not found in the current execution environment"* | *"does not meet version requirements to use"*)
+            packages=$(sed -n "s/.*[Tt]he '\([A-Za-z0-9_.-]*\).*' \(package was\|distribution does\) not .*/\1/p" <<<"$2" |
+                paste -sd ' ')
+            echo "$TOOL lacks the Python packages ${packages// /, }, or needs other versions: install them with" \
                 "$(show python3 -m pip install -r "$(sed -n 's/^See: //p' <<<"$2")")"
+            ;;
+        *"Failed to import the amdsmi Python library"*) # from ROCm 7.2 on
+            echo "$TOOL needs AMD's Python library amdsmi, which isn't in ${ROCM_PATH:-/opt/rocm}/share/amd_smi:" \
+                "set ROCM_PATH to the ROCm that has it, or ask the administrator for the package amd-smi-lib"
             ;;
         *"trace-decoder library path not found"*)
             echo "the decoder for thread traces isn't installed: unpack a release of" \
@@ -296,13 +301,15 @@ choose_formats() { # set FORMATS to csv, or to rocpd where rocprofv3 calls csv d
     [ "$TOOL" != rocprofv3 ] || ! rocprofv3 --help 2>&1 | grep -Eqi "direct csv.*deprecated" || FORMATS=(rocpd)
 }
 
+selects_part() { # whether the user's options for the profiler select a part of the run
+    local options="--(selected-regions|collection-period|(trace-)?(wait|duration|periods))" # the last of rocprof-sys
+    [ "$TOOL" != rocprofv3 ] || options="($options|-P[^ ]*)"
+    [[ " ${EXTRA[*]-} " =~ \ ${options}[\ =] ]]
+}
+
 choose_regions() { # set REGIONS to the options with which rocprofv3 records the measured steps alone, from ROCm 7.0 on
-    local word
     REGIONS=()
-    if [ "$TOOL" != rocprofv3 ] || [ -z "$STEPS" ] || ! tool_has --selected-regions; then return 0; fi
-    for word in ${EXTRA[@]+"${EXTRA[@]}"}; do
-        [[ $word != --selected-regions* && $word != --collection-period* && $word != -P* ]] || return 0
-    done
+    if [ "$TOOL" != rocprofv3 ] || [ -z "$STEPS" ] || selects_part || ! tool_has --selected-regions; then return 0; fi
     REGIONS=(--marker-trace --selected-regions) # up to ROCm 7.2 it hears the script only with --marker-trace
 }
 

@@ -172,6 +172,11 @@ setup() { # PREFIX "ROCM TOOLS" NSIGHT_TOOL "DEFAULTS" OPTIONS...: the user's op
     while [ $# -gt 0 ]; do
         TAKEN=1
         case $1 in
+            --profiler=* | --output-dir=* | --nproc-per-node=* | --pmc=* | --set=* | --kernel=*)
+                set -- "${1%%=*}" "${1#*=}" "${@:2}"
+                ;;
+        esac
+        case $1 in
             -h | --help) usage && exit 0 ;;
             --dry-run) DRY_RUN=1 ;;
             --profiler) value_of "$@" && wanted=$VALUE ;;
@@ -200,10 +205,13 @@ setup() { # PREFIX "ROCM TOOLS" NSIGHT_TOOL "DEFAULTS" OPTIONS...: the user's op
                 say "asking for the measured steps alone (--selected-regions)$(
                     [ -z "${COUNTERS_WANTED:-}" ] || echo "; counters are those of the whole run"
                 )"
+            elif selects_part; then
+                say "the profile holds the part of the run that your options select"
             else
-                say "the profile holds start-up and warm-up too: $TOOL cannot select the measured steps"
-                [[ $("$TOOL" --help 2>&1) != *--collection-period* ]] || # rocprofv3 of ROCm 6.4 and later
-                    say "its option --collection-period START:LENGTH:1 selects a part of the run, in seconds"
+                say "the profile holds start-up and warm-up too$(
+                    [[ $("$TOOL" --help 2>&1) != *--collection-period* ]] || # rocprofv3 of ROCm 6.4 and later
+                        echo "; --collection-period START:LENGTH:1 selects a part of the run, in seconds"
+                )"
             fi
             ;;
         nsight) say "the profile holds $([ -n "$STEPS" ] && echo "the measured steps alone" || echo "the whole run")" ;;

@@ -8,7 +8,8 @@ its exit status, runs the application, and leaves files of the same names and la
 folder it is called from tells the release, its name the program: put rocm-7.0/ on PATH to have ROCm 7.0.
 
 Environment: STAND_IN_RECORD=FILE appends each command line to FILE; STAND_IN_FAULT plays a fault: no-kernels,
-no-report, no-import, no-range, unsupported, no-permission, no-packages, no-locale, no-peaks, no-counters (a GPU whose
+no-report, no-import, no-range, unsupported, no-permission, no-packages, other-packages (in versions that
+rocprof-compute refuses), no-amdsmi (which it needs from ROCm 7.2 on), no-locale, no-peaks, no-counters (a GPU whose
 counters the release does not know), no-decoder, no-library, no-interpreter, no-second-pass, no-sampling (a GPU
 that does not), no-space (a full disk, which rocprofv3 does not notice), no-pmc (as in the sources of October 2024,
 between ROCm 6.2 and 6.3), no-region (the application does not reach --selected-regions), whole-run (rocprofv3 ignores
@@ -345,8 +346,11 @@ def analyze(arguments):
 
 
 def rocprof_compute(arguments):
-    if FAULT == "no-packages":
+    if FAULT.endswith("-packages"):
         text = "[ERROR] The '{}' package was not found in the current execution environment.\n"
+        if FAULT == "other-packages":
+            text = "[ERROR] the '{}' distribution does not meet version requirements to use rocprofiler-compute.\n"
+            text += "  --> version installed : 1.6.3\n"
         text = text.format("astunparse==1.6.2") + text.format("dash>=3.0.0")
         raise Refused(1, f"{text}\nPlease verify all of the python dependencies\n\nSee: /opt/my rocm/requirements.txt")
     if arguments[:1] == ["analyze"]:
@@ -370,6 +374,9 @@ def check_profile(name, target, command):
         raise Refused(1, "a name without / is needed, and a path without ..")
     if not newer_than("6.2") and ("-" in name or "." in name or len(name) > 35):
         raise Refused(1, "-n/--name exceeds 35 characters, or has - or . in it")
+    if FAULT == "no-amdsmi":
+        text = " WARNING Unhandled import error: No module named 'amdsmi'\n"
+        raise Refused(1, f"{text}   ERROR Failed to import the amdsmi Python library.")
     if FAULT == "unsupported":
         raise Refused(1, "ERROR Cannot find a supported arch in rocminfo: gfx1100")
     if not command:
@@ -381,6 +388,8 @@ def check_profile(name, target, command):
 def compute_profile(given, command):
     explicit = first(given, "-p", "--output-directory")
     target = pathlib.Path(explicit or f"workloads/{first(given, '-n')}/MI300X_A1")
+    if newer_than("7.2") and "SLURM_PROCID" in os.environ:  # and other launchers' variables, of one process too
+        target /= os.environ["SLURM_PROCID"]
     check_profile(first(given, "-n"), target, command)
     if newer_than("7.14") and "--overwrite" not in given and target.is_dir() and any(target.iterdir()):
         raise Refused(1, f"ERROR Workload directory {target} is not empty: pass --overwrite")
@@ -436,9 +445,11 @@ def rocprof_sys(arguments):
         folder /= "2025-01-15_17.57"
     folder.mkdir(parents=True, exist_ok=True)
     if "--trace" in given and FAULT != "no-report":
-        sample = "no_kernels" if FAULT == "no-kernels" else "kernels"
+        sample = "rocprof-sys/no_kernels" if FAULT == "no-kernels" else "rocprof-sys/kernels"
+        if newer_than("7.0") and FAULT != "no-kernels":
+            sample = "rocprof-sys-7.1/kernels"
         suffix = "pftrace" if newer_than("10.1") else "proto"  # pull requests of August and September 2026
-        shutil.copy(SAMPLES / f"rocprof-sys/{sample}.proto", folder / f"perfetto-trace-{os.getpid()}.{suffix}")
+        shutil.copy(SAMPLES / f"{sample}.proto", folder / f"perfetto-trace-{os.getpid()}.{suffix}")
         if newer_than("10.1"):
             database("rocm-7.0/results.sql", folder / f"rocpd-{os.getpid()}.db")
     if "--profile" in given:
