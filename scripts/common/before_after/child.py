@@ -585,8 +585,7 @@ class Child:
         for name, buffer in self.buffers_now().items():
             if name in self.buffers and torch.equal(buffer, self.buffers[name]):
                 self.step["still"].append(name)
-            else:
-                self.step["buffers"][name] = buffer
+            self.step["buffers"][name] = buffer
         self.saved = self.steps
         self.say("step", number=self.steps, file=self.save(self.step))
         self.step = self.new_step()

@@ -450,25 +450,37 @@ class Judge:
         return Difference("updates", text, failed[0].name.rpartition(".")[0], small=small)
 
     def buffers(self, number, runs):
-        """Compare buffers that old's step changes, such as a batch norm's running mean; a loss may never show them."""
-        found = []
-        least = self.sum_rounding * size_of(runs["old"]["buffers"].values())  # a mean may be about 0
-        for name in runs["old"]["buffers"]:
-            module, _, leaf = name.rpartition(".")
-            other = f"{self.modules[module]}.{leaf}".lstrip(".") if module in self.modules else None
-            if other in runs["new"]["still"]:
-                return Difference("buffers", f"step {number}: new never updates {other}, and old does", module)
+        """Compare buffers that a step changes, such as a batch norm's running mean; a loss may never show them."""
+        still = {side: set(runs[side]["still"]) for side in ("old", "new")}
+        compared = {}
+        for name, value in runs["old"]["buffers"].items():
+            other = self.buffer_in_new(name)
+            if name in still["old"] and other in still["new"]:
+                continue
             values = [run["buffers"].get(other if side == "new" else name) for side, run in runs.items()]
-            if any(value is None or value.shape != values[0].shape for value in values):
+            if any(item is None or item.shape != value.shape for item in values):
                 continue  # new may keep it in another way
-            found.append(self.compare(name, [value.float() for value in values], self.sum_rounding, least))
+            finite = value.isfinite()  # the infinities of a mask have no size; outputs show them
+            compared[name] = [item[finite].float() for item in values]
+        least = self.sum_rounding * size_of([values[0] for values in compared.values()])  # a mean may be about 0
+        found = [self.compare(name, values, self.sum_rounding, least) for name, values in compared.items()]
         if found:
             self.note("buffers", found)
         failed = [item.name for item in found if not item.passed]
         if not failed:
             return None
         text = f"step {number}: the updates agree, but buffers differ: {folded(failed)}"
+        frozen = [name for name in failed if self.buffer_in_new(name) in still["new"]]
+        if frozen:
+            text = f"step {number}: new never updates {folded(frozen)}, and old does"
         return Difference("buffers", text, failed[0].rpartition(".")[0])
+
+    def buffer_in_new(self, name):
+        """Return the name that a buffer of old's has in new, if the modules inside a known one have equal names."""
+        known = name.rpartition(".")[0]
+        while known not in self.modules:
+            known = known.rpartition(".")[0]
+        return f"{self.modules[known]}.{name[len(known) :].lstrip('.')}".lstrip(".")
 
     # ------------------------------------------------------------ a replay
     def replay(self, runs):
