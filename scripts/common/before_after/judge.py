@@ -347,7 +347,10 @@ class Judge:
         return Difference("stepped", text)
 
     def compare_gradients(self, kind, runs):
-        """Return what was compared, and the names that new lacks. None counts as zeros, which change nothing."""
+        """Return what was compared, and the names that new lacks. None counts as zeros, which change nothing.
+
+        Note where gradients are clear and where they are not zero: updates() asks for it.
+        """
         parts = {name: self.parts(run, "new" if name == "new" else "old") for name, run in runs.items()}
         whole = size_of(parts["old"].values())
         found, lacking = [], []

@@ -1,6 +1,7 @@
 """Start two training scripts, give both old's weights, and have them recorded or replayed.
 
-Four processes: old, new, control (old again) and nudged (old with weights that differ by one rounding).
+Four processes: old, new, control (old again) and nudged (old with weights that differ by one rounding). Where gradients
+differ a little, two more: old with weights that differ by several roundings.
 """
 
 import time
