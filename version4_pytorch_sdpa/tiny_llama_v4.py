@@ -1677,6 +1677,8 @@ def user_message(error):
         return 1, f"cannot access {error.filename or 'standard output'}: {error.strerror}"
     if isinstance(error, dist.DistError) or "gloo" in str(error):
         return 1, f"communication failed, another rank may have ended: {first_line}"
+    if re.search("invalid device function|no kernel image", first_line):
+        return 1, f"{first_line}: this PyTorch was not built for this GPU: install one that is"
     if type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
         return 1, f"torch.compile failed, run with --disable-torch-compile: {first_line}"
     return 1, None

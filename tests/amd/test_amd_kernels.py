@@ -47,6 +47,8 @@ RUNS = [
     ("gfx1201", "loss", "bfloat16", -1),
     ("gfx1201", "attention, D=32", "float32", 1),
     ("gfx1100", "attention, two sequences", "bfloat16", 1),
+    ("gfx1151", "attention", "bfloat16", 1),
+    ("gfx1151", "adamw", "float32", -1),
     ("gfx942", "fp8_linear, a row that counts as zeros", "bfloat16", 1),
     ("gfx950", "fp8_feed_forward, small rows", "bfloat16", 1),
     ("gfx1201", "fp8_linear, a small row", "bfloat16", 1),

@@ -432,6 +432,12 @@ def test_one_number_of_the_weights_that_is_not_finite_fails_the_run(capsys, monk
 LARGE = [f"--hidden-dim {2**24} --vocab-size {2**24}", f"--batch-size {2**24} --seq-len {2**20}"]
 
 
+@pytest.mark.parametrize("words", ["HIP error: invalid device function", "CUDA error: no kernel image is available"])
+def test_a_gpu_that_pytorch_was_not_built_for_is_named(words):
+    status, told = load_version(1).user_message(RuntimeError(f"{words}\nCompile with ..."))
+    assert status == 1 and told.startswith(f"{words}: this PyTorch was not built for this GPU")
+
+
 @pytest.mark.parametrize("argv", LARGE)
 def test_out_of_memory_says_what_to_lower(argv, capsys):
     """Sizes for which this machine has no memory, whichever it is."""
