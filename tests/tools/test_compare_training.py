@@ -503,6 +503,16 @@ def test_a_factor_explains_a_difference_only_if_nothing_else_differs(errors, fac
     assert judge.common_factor(found, found) == factor
 
 
+@pytest.mark.parametrize(
+    ("new", "same"), [("1 -inf 2", True), ("1 0 2", False), ("1 inf 2", False), ("-inf -inf 2", False)]
+)
+def test_an_infinity_such_as_a_mask_s_is_the_same_only_where_both_have_it(new, same):
+    old = torch.tensor([1, -torch.inf, 2])
+    new = torch.tensor([float(word) for word in new.split()])
+    found = judge.Judge([], {}, {"use_amp": False, "tf32": False, "device": "cpu"}, {})
+    assert found.compare("output 1", [old, new, old, old], 1e-6).passed == same
+
+
 def test_what_one_rounding_changes_as_much_as_it_is_counts_as_not_compared():
     """Where a sign decides, as in Lion's step, such a tensor was "allowed 75"."""
     found = judge.Judge([], {}, {"use_amp": False, "tf32": False, "device": "cpu"}, {})

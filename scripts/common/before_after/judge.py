@@ -306,7 +306,7 @@ class Judge:
 
         one: relative error of a rounding. least: absolute error allowed.
         """
-        old, new, *others = values
+        old, new, *others = without_infinities(values)
         size = rms(old) or least / one  # all zeros, of which no error is relative: to all tensors' size
         noise = max(rms(other - old) for other in others)
         bound = allowed(relative(noise, size), one) + relative(least, size)
@@ -522,6 +522,14 @@ def size_of(values):
     values = [value for value in values if value is not None]
     count = sum(value.numel() for value in values)
     return math.sqrt(sum(rms(value) ** 2 * value.numel() for value in values) / count) if count else 0.0
+
+
+def without_infinities(values):
+    """Return values with 0 for each infinity of the first that they share, such as a masked logit."""
+    masked = values[0].isinf()
+    if not masked.any():
+        return values
+    return [value.where(~masked, torch.where(value == values[0], 0.0, math.inf)) for value in values]
 
 
 def are_small(failed):
