@@ -1381,7 +1381,7 @@ def test_sums_of_bits_tell_tensors_apart():
 
 
 def test_an_optimizer_leads_once_it_has_made_as_many_steps_alone_as_are_watched():
-    lead, other = object(), object()
+    lead, other = (torch.optim.SGD([torch.ones(1)]) for _ in range(2))
     optimizers = check_training.Optimizers(lead=lead)
     ends = []
     for optimizer in (other, other, lead, other, other):
