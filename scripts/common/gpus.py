@@ -126,7 +126,7 @@ def name_here(device=None):
     """Return the name of a GPU of this machine, which of a partition is in no table."""
     import torch
 
-    name = torch.cuda.get_device_name(*[device] * (device is not None))
+    name = torch.cuda.get_device_name(device)
     if gpu_named(name) not in UNITS:
         return name
     return name_of(name, torch.cuda.get_device_properties(device).multi_processor_count)

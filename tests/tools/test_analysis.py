@@ -433,7 +433,7 @@ def test_a_profile_of_another_device_has_no_roofline_of_this_one(known_trace, mo
     trace = known_trace / "pytorch_profiles" / "trace_v1.json"
     trace.write_text(trace.read_text().replace("MI300X", "GPU"))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "another GPU")
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "another GPU")
     assert bottlenecks.main(["--profile-data", "pytorch_profiles"]) == 0
     assert "no roofline: the ceilings of GPU" in capsys.readouterr().out
     assert "No roofline" in (known_trace / "bottlenecks.md").read_text()

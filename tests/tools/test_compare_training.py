@@ -514,7 +514,7 @@ def test_an_infinity_such_as_a_mask_s_is_the_same_only_where_both_have_it(new, s
 
 
 def test_what_one_rounding_changes_as_much_as_it_is_counts_as_not_compared():
-    """Where a sign decides, as in Lion's step, such a tensor was "allowed 75"."""
+    """Say so of a tensor whose update is a sign, as in Lion's step: it was "allowed 75"."""
     found = judge.Judge([], {}, {"use_amp": False, "tf32": False, "device": "cpu"}, {})
     found.note("updates", [judge.Compared("a", 0.5, 75.0, 1.0), judge.Compared("b", 1e-6, 1e-5, 1.0)])
     row = report.row_of("updates", *found.worst["updates"])

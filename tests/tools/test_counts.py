@@ -128,7 +128,7 @@ def test_peaks_of_devices():
 
 @pytest.mark.parametrize(("units", "board"), [(304, "MI300X"), (38, None)])
 def test_a_partition_is_not_its_board(units, board, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "AMD Instinct MI300X")
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "AMD Instinct MI300X")
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: mock.Mock(multi_processor_count=units))
     assert gpus.gpu_named(gpus.name_here()) == board
 

@@ -469,7 +469,7 @@ def test_the_gpu_is_told_by_its_architecture(monkeypatch, capsys):
     gpu = mock.Mock(gcnArchName="NVIDIA H100 80GB HBM3", major=9, minor=0)
     monkeypatch.setattr(torch.version, "hip", None)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: gpu.gcnArchName)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: gpu.gcnArchName)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: gpu)
     common_room.facts()
     assert re.search("^arch +sm_90$", capsys.readouterr().out, re.MULTILINE)
