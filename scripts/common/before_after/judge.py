@@ -221,8 +221,7 @@ class Judge:
 
     def call_outputs(self, calls, places, when=""):
         """Compare outputs, at these places of old's and new's; the loss may stand inside or outside of the model."""
-        if any("BatchNorm" in event["class"] for event in calls["old"].get("trace", ())):
-            self.rounding = self.sum_rounding  # of its mean and variance: sums over the whole batch
+        self.allow_for_batch_norm(calls["old"])
         found = []
         for old, new in places:
             values = [calls[name]["outputs"][new if name == "new" else old].float() for name in RUNS]
@@ -239,6 +238,11 @@ class Judge:
         if drew == [False, True]:
             place += "; new draws random numbers in its model and old does not"
         return Difference("outputs", f"{when}the outputs are off by {worst.error:.2g}{place}", module)
+
+    def allow_for_batch_norm(self, call):
+        """Let outputs differ by the rounding of sums once a call had a batch norm: it sums over the whole batch."""
+        if any("BatchNorm" in event["class"] for event in call.get("trace", ())):
+            self.rounding = self.sum_rounding
 
     def first_module(self, calls):
         """Return the module where the first call differs first, and a sentence about it."""
@@ -385,6 +389,7 @@ class Judge:
                 continue
             moved = rms(far[name] - value)
             ratio = relative(moved, rms(near[name] - value))
+            # A smooth gradient moves in proportion; 4 leaves room for what rounding adds to the smaller move.
             if moved > self.sum_rounding * rms(value) and not times / 4 <= ratio <= times * 4:
                 return True
         return False
