@@ -78,15 +78,16 @@ def warm_up(record, *words):
     return 1000 * needed(found)[0]["warmup_s"]
 
 
-def on_gpus(record, part, processes):
-    """Return the summaries of version 3's runs on so many GPUs."""
+def on_gpus(record, part, model, processes):
+    """Return the summaries of a model's runs on so many GPUs."""
     found = of_file(record, part, "suite.json")["runs"]
-    return [run["summary"] for run in found if (run["case"]["model"], run["case"]["processes"]) == ("v3", processes)]
+    asked = (model, int(processes))
+    return needed([run["summary"] for run in found if (run["case"]["model"], run["case"]["processes"]) == asked])
 
 
-def four_gpus(record, processes):
-    """Return version 3's steps on so many of four GPUs, the shortest first."""
-    return sorted(summary["step_ms"]["median"] for summary in on_gpus(record, "ddp_four_gpus", processes))
+def four_gpus(record, model, processes):
+    """Return a model's steps on so many of one host's four GPUs, the shortest first."""
+    return sorted(summary["step_ms"]["median"] for summary in on_gpus(record, "ddp_four_gpus", model, processes))
 
 
 @functools.cache
@@ -107,11 +108,11 @@ def column_of(record, preset, way, *names):
 
 
 def peer_of(record, preset, name):
-    """Return what a way to run the peer told of itself in a graph, the last time that it was timed."""
+    """Return the last column that timed a way to run the peer in a graph."""
     one_of(rungs.by_name((*rungs.PEERS, rungs.SLOW_PEER)), name)
     found = [column for column in rungs.all_columns(record.holding("peers"), "peers") if column.content["graph"]]
     found = [column for column in found if column.content["preset"] == preset and column.step_ms(name)]
-    return needed(found)[-1].told[name]
+    return needed(found)[-1]
 
 
 def over_vocabulary(record, entries, name):
@@ -323,7 +324,9 @@ FACTS = {  # r: the record
         "removed_by_the_graph": lambda r, *words: (
             1 - row(r, *words, "graph")["step_ms"] / row(r, *words, "eager")["step_ms"]
         ),
-        "efficiency": lambda r, gpus: statistics.median(four_gpus(r, 1)) / statistics.median(four_gpus(r, int(gpus))),
+        "efficiency": lambda r, model, gpus: (
+            statistics.median(four_gpus(r, model, 1)) / statistics.median(four_gpus(r, model, gpus))
+        ),
         "gain": lambda r, *words: gain_of(r, *words).ratio,
         "gain_with_range": lambda r, *words: list(gain_of(r, *words)[:3]),
         "loss": lambda r, preset, way, name: column_of(r, preset, way, name).told[name]["loss"],
@@ -386,13 +389,15 @@ FACTS = {  # r: the record
         "phases": lambda r, *words: [row(r, *words)[f"{phase}_ms"] for phase in ("forward", "backward", "optimizer")],
         "longer_backwards": lambda r: [
             two["backward_ms"] - one["backward_ms"]
-            for one, two in zip(on_gpus(r, "ddp", 1), on_gpus(r, "ddp", 2), strict=True)
+            for one, two in zip(on_gpus(r, "ddp", "v3", 1), on_gpus(r, "ddp", "v3", 2), strict=True)
         ],
-        "backward_alone": lambda r: statistics.mean(summary["backward_ms"] for summary in on_gpus(r, "ddp", 1)),
-        "alone_on_each_of_four": lambda r: [four_gpus(r, 1)[0], four_gpus(r, 1)[-1]],
+        "backward_alone": lambda r: statistics.mean(summary["backward_ms"] for summary in on_gpus(r, "ddp", "v3", 1)),
+        "alone_on_each_of_four": lambda r: [four_gpus(r, "v3", 1)[0], four_gpus(r, "v3", 1)[-1]],
+        "on_four_gpus": lambda r, model, processes: statistics.median(four_gpus(r, model, processes)),
         "rung": lambda r, preset, way, name: column_of(r, preset, way, name).step_ms(name),
         "vocabulary_step": lambda r, entries, name: over_vocabulary(r, entries, name).step_ms(name),
-        "peer_is_ready": lambda r, preset, name: 1000 * peer_of(r, preset, name)["warm_s"],
+        "peer_is_ready": lambda r, preset, name: 1000 * peer_of(r, preset, name).told[name]["warm_s"],
+        "variant": lambda r, preset, name: peer_of(r, preset, name).step_ms(name),
         "matmul_time": lambda r, preset, precision: flops(preset) / ceiling(r, precision) / 1e9,
         "copied": lambda r, elements, times: 2 * number(elements) * int(times) / rounded_copy(r) / 1e9,  # 16 bits
         "attention": attention,
