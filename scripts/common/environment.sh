@@ -153,7 +153,11 @@ install_unmet() { # KIND GROUP
 prepare() { # KIND PYTHON: an environment with pip, and with a re-used PyTorch where there is one
     local folder
     [ ! -e "$MARK" ] || forget_cut_packages
-    ! usable "$1" "$PYTHON" >/dev/null || return 0
+    if usable "$1" "$PYTHON" >/dev/null; then
+        [[ -z ${TINY_LLAMA_PYTHON:-} || "$(cat "$MARK" 2>/dev/null)" == *" $2" ]] ||
+            say "$VENV was not made from $2, but is used: remove it, and the next call makes it from that Python."
+        return 0
+    fi
     ! not_ours || leave_alone "has no PyTorch that fits"
     "$2" -c 'import sys; sys.exit(sys.version_info < (3, 10))' ||
         fail "$2 is older than Python 3.10: name a newer one, as in TINY_LLAMA_PYTHON=python3.12."

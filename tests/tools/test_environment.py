@@ -223,6 +223,11 @@ def test_only_what_the_current_python_lacks_is_installed(machine):
     assert "Installing triton numpy\n" in result.stderr
     assert {name: version for name, (version, _) in machine.versions().items()} == {**PINNED, "torch": "2.12.0"}
 
+    machine.settings["TINY_LLAMA_PYTHON"] = sys.executable
+    told = machine.run().stderr
+    assert f"{machine.venv} was not made from {sys.executable}, but is used: remove it" in told
+    assert machine.run().stderr == ""
+
 
 RELEASES = {  # file below /opt and its text, or amd-smi's answer; release; PyTorch and its folder in the index
     "6.2": ("rocm/.info/version", "6.2.0-66\n", "6.2.0", "2.7.1", "rocm6.2.4"),
