@@ -1229,7 +1229,7 @@ def print_configuration(trainer, data):
     if trainer.rounds_to_tf32 is False:
         precision += ", but PyTorch's matmuls keep float32's bits here"
         if torch.version.hip:
-            precision += ": PyTorch before 2.10 needs HIPBLASLT_ALLOW_TF32=1"
+            precision += ": on an MI300, PyTorch before 2.10 needs HIPBLASLT_ALLOW_TF32=1"
     print(f"  precision  {precision}{', deterministic' if options.deterministic else ''}")
     print(f"  uses       {options.parts}", flush=True)
 

@@ -74,7 +74,7 @@ def describe_rounding(error, device):
     import torch
 
     if not rounds_to_tf32(device):
-        way_out = ": PyTorch before 2.10 needs HIPBLASLT_ALLOW_TF32=1" if torch.version.hip else ""
+        way_out = ": on an MI300, PyTorch before 2.10 needs HIPBLASLT_ALLOW_TF32=1" if torch.version.hip else ""
         return f"no TF32, or an emulated one that keeps more bits{way_out}"
     if error < ROUNDS_DOWN:
         return f"TF32 rounds down: mean signed error {error:.1e}"
