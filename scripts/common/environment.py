@@ -7,6 +7,10 @@ python3 environment.py torch              build (rocm, cuda or cpu) and folder o
 python3 environment.py summary            one line of versions, after a real import
 python3 environment.py rocm               "6.4.1 2.9.1 rocm6.4": this machine's ROCm release, the PyTorch to install
                                           and its folder in PyTorch's index
+python3 environment.py cuda               "12.2 2.11.0 cu126": the CUDA release of this machine's NVIDIA driver, the
+                                          PyTorch to install and its folder, "-" if none of its builds can run here;
+                                          status 1 where the build that pip takes by default can
+python3 environment.py unseen             why PyTorch sees no GPU, empty if it sees one
 """
 
 import contextlib
@@ -16,12 +20,14 @@ import pathlib
 import re
 import subprocess
 import sys
+import warnings
 
 # of pyproject.toml, without plots and peers
 EXTRAS = {"run": [], "room": ["room"], "test": ["test"], "all": ["test", "pin"]}
 OPT = pathlib.Path("/opt")
 PYPROJECT = pathlib.Path(__file__).resolve().parents[2] / "pyproject.toml"
 ROCM_BUILDS = pathlib.Path(__file__).with_name("environment_rocm.txt")
+NVIDIA_PINS = pathlib.Path(__file__).with_name("constraints-nvidia.txt")
 
 
 def requirements(group):
@@ -92,6 +98,43 @@ def summary():
     return ", ".join(f"{name} {importlib.import_module(name).__version__}" for name, _, _ in requirements("run"))
 
 
+def answer_of(*command):
+    """Return what a command prints, "" without it."""
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+        return subprocess.run(command, capture_output=True, text=True, timeout=30).stdout
+    return ""
+
+
+def cuda_build():
+    """Return "CUDA PYTORCH FOLDER" where pip's default build, for CUDA 13, cannot run, else "".
+
+    Builds for CUDA 12 run on every driver for CUDA 12. PyTorch 2.11 has cu126 for GPUs up to Hopper, the only one for
+    those before Turing, and cu128 for GPUs from Turing up to Blackwell, which needs a driver for 12.8 itself.
+    """
+    driver = re.search(r"CUDA (?:UMD )?Version *: *(\d+\.\d+)", answer_of("nvidia-smi"))  # UMD: from driver 610 on
+    if not driver:
+        return ""
+    capabilities = answer_of("nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader")
+    before_turing = any(numbers(found) < (7, 5) for found in re.findall(r"^\d+\.\d+$", capabilities, re.MULTILINE))
+    release = numbers(driver[1])
+    if release >= (13,) and not before_turing:
+        return ""
+    folder = "cu126" if before_turing or release < (12, 8) else "cu128"
+    pinned = re.search(r"^torch==(\S+)", NVIDIA_PINS.read_text(), re.MULTILINE)[1]
+    return f"{driver[1]} {pinned} {folder if release >= (12,) else '-'}"
+
+
+def unseen():
+    """Return why PyTorch sees no GPU, "" if it sees one."""
+    import torch
+
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        if torch.cuda.is_available():
+            return ""
+    return str(told[-1].message).partition("\n")[0] if told else "torch.cuda.is_available() is False"
+
+
 def rocm_release():
     """Return "6.4.1", the ROCm release that is named, installed or known to amd-smi; "" where none of them tells."""
     if os.environ.get("TINY_LLAMA_ROCM"):
@@ -100,9 +143,7 @@ def rocm_release():
     for pattern in ("rocm", "rocm/core*", "rocm-*"):
         roots += sorted(OPT.glob(pattern), key=lambda folder: numbers(folder.name), reverse=True)  # 10.0 before 7.14
     told = [path.read_text() for path in (root / ".info" / "version" for root in roots) if path.is_file()]
-    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-        answer = subprocess.run(["amd-smi", "version"], capture_output=True, text=True, timeout=30).stdout
-        told += re.findall("ROCm version:(.*)", answer)
+    told += re.findall("ROCm version:(.*)", answer_of("amd-smi", "version"))
     return next((found[0] for text in told if (found := re.search(r"\d+\.\d+\.\d+", text))), "")
 
 
@@ -120,10 +161,11 @@ def rocm_build(release):
 
 
 def main(question, *arguments):
-    answers = {"torch": torch_build, "summary": summary, "rocm": lambda: rocm_build(rocm_release())}
+    answers = {"torch": torch_build, "summary": summary, "cuda": cuda_build, "unseen": unseen}
+    answers["rocm"] = lambda: rocm_build(rocm_release())
     answer = " ".join(unmet(*arguments)) if question == "unmet" else answers[question]()
     print(answer)
-    return int(question == "torch" and not answer)
+    return int(question in ("torch", "cuda") and not answer)
 
 
 if __name__ == "__main__":

@@ -6,8 +6,8 @@
 #   use_environment all     and what only its slow tests need
 # A PyTorch that the current python3 has, from a site's module for instance, is used as it is. Otherwise pip installs the
 # versions of constraints.txt from where pip is configured to take them (PIP_INDEX_URL, PIP_FIND_LINKS, ...), on an
-# NVIDIA GPU those of constraints-nvidia.txt, with which scripts/recorded was measured, and on an AMD GPU the build for the
-# ROCm release of the machine from PyTorch's own index. Settings:
+# NVIDIA GPU those of constraints-nvidia.txt, with which scripts/recorded was measured. From PyTorch's own index comes the
+# build for the machine's ROCm release on an AMD GPU, and for CUDA 12 where an NVIDIA GPU or its driver needs that. Settings:
 #   TINY_LLAMA_VENV=FOLDER     where the environment is made (default: .venv in the repository)
 #   TINY_LLAMA_PYTHON=PYTHON   the interpreter to start from (default: python3)
 #   TINY_LLAMA_CPU=1           do without this machine's GPU
@@ -112,8 +112,20 @@ make_venv() { # KIND PYTHON [OPTION...]
     echo "$1 $2" >"$MARK"
 }
 
-install_rocm_torch() { # PYTHON: install the PyTorch built for this machine's ROCm, from PyTorch's own index
-    local release version folder named install
+install_torch() { # KIND PYTHON RELEASE VERSION FOLDER: install a build of PyTorch from PyTorch's own index
+    local built install
+    built=${5/rocm/ROCm } built=${built/cu12/CUDA 12.}
+    make_venv "$1" "$2"
+    say "$3: installing PyTorch $4 built for $built, gigabytes, from $TORCH_INDEX/$5"
+    install=(-m pip install "torch==$4+$5" --index-url "$TORCH_INDEX/$5")
+    PIP_USER=0 "$PYTHON" "${install[@]}" --disable-pip-version-check --no-input --retries 2 >&2 ||
+        fail "pip could not install PyTorch $4 for $3: its message is above. Load your site's PyTorch" \
+            "module, set TINY_LLAMA_TORCH_INDEX to a mirror, or run this where there is a network:" \
+            "$(quoted "$PYTHON" "${install[@]}")"
+}
+
+install_rocm_torch() { # PYTHON: install the PyTorch built for this machine's ROCm
+    local release version folder named
     read -r release version folder < <("$1" "$PROBE" rocm)
     named="TINY_LLAMA_ROCM=${folder#rocm} ./scripts/quickstart.sh"
     [ "$release" != - ] || fail "This machine has an AMD GPU, but no ROCm release was found (no .info/version below" \
@@ -123,13 +135,13 @@ install_rocm_torch() { # PYTHON: install the PyTorch built for this machine's RO
         "scripts/common/environment_rocm.txt): load your site's PyTorch module or a ROCm from 6.2 on, try the newest build," \
         "which brings its own ROCm, with $named, use a container image that holds PyTorch, such as AMD's" \
         "rocm/pytorch, or set TINY_LLAMA_CPU=1 to run on the CPU."
-    make_venv amd "$1"
-    say "ROCm $release: installing PyTorch $version built for ${folder/rocm/ROCm }, gigabytes, from $TORCH_INDEX/$folder"
-    install=(-m pip install "torch==$version+$folder" --index-url "$TORCH_INDEX/$folder")
-    PIP_USER=0 "$PYTHON" "${install[@]}" --disable-pip-version-check --no-input --retries 2 >&2 ||
-        fail "pip could not install PyTorch $version for ROCm $release: its message is above. Load your site's PyTorch" \
-            "module, set TINY_LLAMA_TORCH_INDEX to a mirror, or run this where there is a network:" \
-            "$(quoted "$PYTHON" "${install[@]}")"
+    install_torch amd "$1" "ROCm $release" "$version" "$folder"
+}
+
+install_cuda_torch() { # PYTHON CUDA VERSION FOLDER: install a PyTorch for CUDA 12
+    [ "$4" != - ] || fail "The NVIDIA driver of this machine is for CUDA $2, and PyTorch $3 needs CUDA 12: update the driver" \
+        "to 525 or newer, load your site's PyTorch module, or set TINY_LLAMA_CPU=1 to run on the CPU."
+    install_torch nvidia "$1" "driver for CUDA $2" "$3" "$4"
 }
 
 install_unmet() { # KIND GROUP
@@ -151,7 +163,7 @@ install_unmet() { # KIND GROUP
 }
 
 prepare() { # KIND PYTHON: an environment with pip, and with a re-used PyTorch where there is one
-    local folder
+    local folder cuda
     [ ! -e "$MARK" ] || forget_cut_packages
     if usable "$1" "$PYTHON" >/dev/null; then
         [[ -z ${TINY_LLAMA_PYTHON:-} || "$(cat "$MARK" 2>/dev/null)" == *" $2" ]] ||
@@ -169,6 +181,9 @@ prepare() { # KIND PYTHON: an environment with pip, and with a re-used PyTorch w
             'import sysconfig; print(sysconfig.get_path("purelib"))')/current_python.pth"
     elif [ "$1" = amd ]; then
         install_rocm_torch "$2"
+    elif [ "$1 $SET" = "nvidia pinned" ] && cuda=$("$2" "$PROBE" cuda); then
+        # shellcheck disable=SC2086 # three words
+        install_cuda_torch "$2" $cuda
     elif [ "$(cat "$MARK" 2>/dev/null)" != "$1 $2" ] || ! "$PYTHON" -m pip --version >/dev/null 2>&1; then
         make_venv "$1" "$2"
     fi
@@ -177,7 +192,7 @@ prepare() { # KIND PYTHON: an environment with pip, and with a re-used PyTorch w
 is_current() { [[ -x $PYTHON && "$(cat "$1" 2>/dev/null)" == "$2" ]]; } # STAMP KEY
 
 use_environment() {
-    local group=$1 stamp=$VENV/$1.stamp kind base key versions
+    local group=$1 stamp=$VENV/$1.stamp kind base key versions unseen
     [ "${TINY_LLAMA_CPU:-0}" != 1 ] || export CUDA_VISIBLE_DEVICES=-1 HIP_VISIBLE_DEVICES=-1
     kind=$(gpu_kind)
     [ "$kind $SET" != "nvidia pinned" ] || CONSTRAINTS=$ROOT/scripts/common/constraints-nvidia.txt
@@ -192,8 +207,12 @@ use_environment() {
         install_unmet "$kind" "$group"
         versions=$("$PYTHON" "$PROBE" summary) ||
             fail "The environment in $VENV does not work: its message is above; remove the folder and try again."
-        [ "$kind" != nvidia ] || usable nvidia "$PYTHON" >/dev/null ||
+        if [ "$kind" = nvidia ] && ! usable nvidia "$PYTHON" >/dev/null; then
             say "pip's settings gave a PyTorch without CUDA: the NVIDIA GPU of this machine will not be used."
+        elif [ "$kind" != none ]; then
+            unseen=$("$PYTHON" "$PROBE" unseen)
+            [ -z "$unseen" ] || say "PyTorch sees no GPU here, and everything will run on the CPU: $unseen"
+        fi
         say "Python environment in $VENV: $versions"
         not_ours || printf '%s\n' "$key" >"$stamp"
     fi

@@ -448,7 +448,12 @@ def tested_on(recorded):
         ("compiled", ", ".join(TARGETS), "", "version 3's kernels: registers, LDS, spills"),
         ("run against stubs", f"profilers of ROCm {', '.join(ran)}", "", "wrappers: command lines, result files"),
         ("read, not run: stubs of sources and changelogs", f"profilers of ROCm {', '.join(read)}", "", "the same"),
-        ("run against stubs", f"machines with ROCm {releases}", "", "quickstart's choice of a PyTorch build"),
+        (
+            "run against stubs",
+            f"machines with ROCm {releases}; NVIDIA drivers for CUDA 11 to 13",
+            "",
+            "quickstart's choice of a PyTorch build",
+        ),
         ("not tried", f"{amd}aarch64, macOS, Windows (in WSL it's Linux)", "", ""),
     ]
     return markdown_table(["", "platform", "versions", "what"], rows, left=4)

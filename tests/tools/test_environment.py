@@ -21,7 +21,7 @@ from marks import slow
 from processes import executable
 
 PINNED = {"torch": "2.13.0", "triton": "3.7.1", "numpy": "2.3.5" if sys.version_info >= (3, 11) else "2.2.6"}
-TORCH = "class version:\n    hip, cuda = {hip!r}, {cuda!r}\n"
+TORCH = "class version:\n    hip, cuda = {hip!r}, {cuda!r}\nclass cuda:\n    def is_available(): {sees}\n"
 # A python3 that copies pip into an environment instead of installing it, which takes seconds.
 PYTHON = """
 case "$1 $2" in "-m venv")
@@ -33,12 +33,13 @@ exec "{python}" "$@"
 """
 
 
-def write_module(folder, name, version, hip=None, cuda=None, project=None, requires=None):
+def write_module(folder, name, version, hip=None, cuda=None, sees="return True", project=None, requires=None):
     """Write a stub of an installed package: a module with a version, and its metadata under the project's name."""
     metadata = f"Metadata-Version: 2.1\nName: {project or name}\nVersion: {version}\n"
     info = f"{project or name}-{version}.dist-info"
+    torch = TORCH.format(hip=hip, cuda=cuda, sees=sees)
     files = {
-        f"{name}/__init__.py": f"__version__ = {version!r}\n{TORCH.format(hip=hip, cuda=cuda) * (name == 'torch')}",
+        f"{name}/__init__.py": f"__version__ = {version!r}\n{torch * (name == 'torch')}",
         f"{info}/METADATA": metadata + f"Requires-Dist: {requires}\n" * bool(requires),
         f"{info}/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
     }
@@ -104,11 +105,13 @@ class Machine:
         self.settings["PIP_INDEX_URL"] = (self.wheels.parent / "no index").as_uri()
         if not folder:
             return
-        torch, triton = whl / folder / "torch", whl / folder / "pytorch-triton-rocm"
+        project = "pytorch-triton-rocm" if "rocm" in folder else "triton"
+        torch, triton = whl / folder / "torch", whl / folder / project
         for path in (torch, triton):
             path.mkdir(parents=True)
-        write_wheel(torch, "torch", f"{version}+{folder}", hip=folder[4:], requires="pytorch-triton-rocm==3.4.0")
-        write_wheel(triton, "triton", "3.4.0", project="pytorch_triton_rocm")
+        build = {"hip": folder[4:]} if "rocm" in folder else {"cuda": "12.6"}
+        write_wheel(torch, "torch", f"{version}+{folder}", requires=f"{project}==3.4.0", **build)
+        write_wheel(triton, "triton", "3.4.0", project=project.replace("-", "_"))
         for path in (torch, triton):
             wheel = next(path.glob("*.whl")).name
             (path / "index.html").write_text(f'<a href="{wheel.replace("+", "%2B")}">{wheel}</a>')
@@ -118,9 +121,10 @@ class Machine:
         program = f'case "$*" in *{part}*) exit 1 ;; esac\nexec "{sys.executable}" "$@"'
         write_tool(self.tools / "python3", program)
 
-    def has_nvidia_gpu(self):
+    def has_nvidia_gpu(self, banner="| CUDA Version: 13.0 |", capability="9.0"):
         self.settings.pop("TINY_LLAMA_CPU")
-        write_tool(self.tools / "nvidia-smi", "echo 'GPU 0: a card' && seq 100000")
+        cases = f"-L) echo 'GPU 0: a card' && seq 100000 ;; *compute_cap*) echo {capability} ;; '') echo '{banner}' ;;"
+        write_tool(self.tools / "nvidia-smi", f'case "$*" in {cases} esac')
 
     def waits_in_venv(self):
         """Let python3 stop before it makes an environment until the file go is there, and end of Ctrl-C as pip does."""
@@ -255,6 +259,48 @@ def test_every_rocm_has_its_pytorch(machine, file, text, release, version, folde
     assert machine.run('"$(base_python)" "$PROBE" rocm').stdout == f"{release} {version} {folder}\n"
 
 
+RECORDED = re.search("^torch==(.*)", environment.NVIDIA_PINS.read_text(), re.MULTILINE)[1]
+DRIVERS = {  # the banner of nvidia-smi, the compute capability, and what environment.py answers
+    "CUDA 11.4": ("CUDA Version: 11.4", "8.0", f"11.4 {RECORDED} -"),
+    "CUDA 12.2": ("CUDA Version: 12.2", "8.0", f"12.2 {RECORDED} cu126"),
+    "CUDA 12.8": ("CUDA Version: 12.8", "12.0", f"12.8 {RECORDED} cu128"),
+    "CUDA 12.8, Volta": ("CUDA Version: 12.8", "7.0", f"12.8 {RECORDED} cu126"),
+    "CUDA 13.0": ("CUDA Version: 13.0", "7.5", ""),
+    "CUDA 13.0, Volta": ("CUDA Version: 13.0", "7.0", f"13.0 {RECORDED} cu126"),
+    "CUDA 13.3, driver 610": ("KMD Version: 610.43.02     CUDA UMD Version: 13.3", "12.1", ""),
+    "no library": ("CUDA Version: N/A", "[N/A]", ""),
+}
+
+
+@pytest.mark.parametrize("banner, capability, answer", DRIVERS.values(), ids=DRIVERS)
+def test_every_nvidia_driver_has_its_pytorch(machine, banner, capability, answer):
+    machine.has_nvidia_gpu(f"| NVIDIA-SMI 1.0   {banner}     |", capability)
+    assert machine.run('"$(base_python)" "$PROBE" cuda || true').stdout == f"{answer}\n"
+
+
+def test_nvidia_driver_for_cuda_12_gets_a_pytorch_that_it_can_run(machine):
+    machine.has_nvidia_gpu(*DRIVERS["CUDA 12.2"][:2])
+    machine.add_wheels(cuda="13.0")
+    machine.has_torch_index("cu126", RECORDED)
+    result = machine.run()
+    assert result.returncode == 0, result.stderr
+    assert f"driver for CUDA 12.2: installing PyTorch {RECORDED} built for CUDA 12.6" in result.stderr
+    assert "Installing numpy\n" in result.stderr and "no GPU" not in result.stderr
+    assert machine.versions()["torch"][0] == f"{RECORDED}+cu126"
+
+
+def test_a_pytorch_that_sees_no_gpu_is_named_with_the_reason(machine):
+    machine.has_nvidia_gpu()
+    machine.add_wheels(
+        {"torch": "2.11.0", "triton": "3.6.0", "numpy": PINNED["numpy"]},
+        cuda="13.0",
+        sees="import warnings; warnings.warn('The NVIDIA driver is too old')",
+    )
+    result = machine.run()
+    assert result.returncode == 0, result.stderr
+    assert "PyTorch sees no GPU here, and everything will run on the CPU: The NVIDIA driver is too old" in result.stderr
+
+
 @pytest.mark.parametrize("name", ["6.3 without files", slow("7.1 in a folder of its own")])
 def test_amd_gpu_gets_the_pytorch_of_its_rocm(machine, name):
     file, text, release, version, folder = RELEASES[name]
@@ -299,12 +345,13 @@ def has_no_venv_module(machine):
         (has_rocm("7.14.0"), ["for ROCm 7.14.0 is unknown", "PyTorch module", "=7.2 ./scripts/quick"]),
         (has_rocm("10.0.0"), ["for ROCm 10.0.0 is unknown", "=7.2 ./scripts/quick", "rocm/pytorch"]),
         (Machine.has_amd_gpu, ["no ROCm release was found", "ROCM_PATH", "TINY_LLAMA_ROCM=7.2 ./scripts/quick"]),
+        (lambda machine: machine.has_nvidia_gpu("CUDA Version: 11.4"), ["for CUDA 11.4", "525", "TINY_LLAMA_CPU=1"]),
         (lambda machine: machine.settings.update(TINY_LLAMA_PYTHON="python3.99"), ["no python3.99", "Python 3.10"]),
         (lambda machine: machine.python_fails_at("version_info"), ["older than Python 3.10", "TINY_LLAMA_PYTHON"]),
         (has_no_venv_module, ["cannot make virtual environments", "python3-venv"]),
         (has_a_file_in_the_way, ["Cannot write", "TINY_LLAMA_VENV"]),
     ],
-    ids=["ROCm 6.0", "ROCm 7.14", "ROCm 10", "no ROCm", "no Python", "old Python", "no venv", "not writable"],
+    ids="ROCm 6.0,ROCm 7.14,ROCm 10,no ROCm,CUDA 11,no Python,old Python,no venv,not writable".split(","),
 )
 def test_what_cannot_be_set_up_is_said_in_one_sentence(machine, prepare, words):
     prepare(machine)
