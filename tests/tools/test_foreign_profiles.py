@@ -303,6 +303,12 @@ def test_lost_kernels_are_no_run_on_a_cpu(write, capsys):
         refused(main, [*arguments, write(events)], capsys, words)
 
 
+def test_a_gpu_that_the_profiler_never_saw_is_no_cpu(write, capsys):
+    """As in some WSL: operators, memory of the GPU, and no launch."""
+    memory = {"ph": "i", "name": "[memory]", "ts": 5, "args": {"Device Type": 1, "Total Allocated": 64}}
+    refused(kernel_times.main, [write([matmul(1, [[8, 8], [8, 8]]), memory])], capsys, "and no launch: record it with")
+
+
 def test_the_work_of_a_cpu_is_not_rated_by_the_gpu_beside_it(write, capsys):
     path = write([matmul(1, [[64, 64], [64, 64]])])
     found = result_of(gemm_operations.main, ["--trace-file", path], capsys)

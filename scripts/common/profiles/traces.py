@@ -112,7 +112,7 @@ def profile_of(path, content, origin_us, memory, launches, host, labels):
     if launches:
         calls, operations, warnings, early = work_of_gpus(launches, labels, runtime, operators)
     else:
-        check_cpu_only(content, runtime, device)
+        check_cpu_only(content, runtime, memory, device)
         device = None  # the GPU of that machine did nothing
         computing = operators_that_compute(operators, optimizer_steps(host))
         calls = [checked_kernel(one["name"], 1e3 * one["ts"], 1e3 * one["dur"], "operator") for one in computing]
@@ -160,7 +160,7 @@ def work_of_gpus(launches, labels, runtime, operators):
     return calls, operations_of_launches(launches, operator_of, host_calls), warnings, early
 
 
-def check_cpu_only(content, runtime, device):
+def check_cpu_only(content, runtime, memory, device):
     """Refuse a trace without kernels whose work was not a CPU's."""
     categories = {event.get("cat") for event in content["traceEvents"] if type(event.get("cat")) is str}
     if others := sorted(name for name in categories if OTHER_ACCELERATORS.match(name)):
@@ -168,8 +168,11 @@ def check_cpu_only(content, runtime, device):
     lost = sum(bool(LAUNCHES.match(event["name"])) for event in runtime)
     if lost:
         raise Failure(2, f"holds {lost:,} launches on {device or 'a GPU'} and none of their kernels: {LOST_ALL}")
+    if memory and memory[0]["args"]["Device Type"] != 0:
+        raise Failure(2, f"holds memory of {device or 'a GPU'} and no launch: {NOT_SEEN}")
 
 
+NOT_SEEN = "record it with ProfilerActivity.CUDA; if it was, the profiler can't see this GPU (as in some WSL): try nsys"
 LOST_ALL = "the profiler lost them; profile fewer steps, and run no other profiler at the same time"
 
 
