@@ -1119,6 +1119,13 @@ def test_the_profiler_is_chosen_by_what_is_here(run, tmp_path):
     assert "uses rocprofv3 of ROCm 7.0, because it was asked for" in text
 
 
+def test_a_gpu_that_pytorch_cannot_use_counts_as_none(run):
+    """As in WSL, which has a device for any GPU, or where the driver is too old."""
+    machine = {"TINY_LLAMA_PYTHON": sys.executable, "CUDA_VISIBLE_DEVICES": "-1", "HIP_VISIBLE_DEVICES": "-1"}
+    said = run("get_trace.sh", "--dry-run", "--profiler", "pytorch", profilers="nvidia", choose=False, **machine).stdout
+    assert "PyTorch sees no GPU here: profiling a very small model" in said and "--hidden-dim 64" in said
+
+
 CHOICE = """
 source "$0"
 have_amd_gpu() { [[ $GPUS == *amd* ]]; }

@@ -112,7 +112,10 @@ reason() { # STATUS LOG: the sentence that explains a failure, with the way out 
         *"No space left on device"* | *"Disk quota exceeded"*)
             echo "the disk is full, or your quota of it: free some space, or choose another place with --output-dir"
             ;;
-        *ERR_NVGPUCTRPERM*) echo "no permission for the GPU's counters: the administrator must allow users to read them" ;;
+        *ERR_NVGPUCTRPERM*)
+            echo "no permission for the GPU's counters: the administrator must allow users to read them" \
+                "(https://developer.nvidia.com/ERR_NVGPUCTRPERM says how)"
+            ;;
         *perf_event_paranoid* | *CAP_PERFMON*)
             echo "no permission for counters: set kernel.perf_event_paranoid to 2 or less, or grant CAP_PERFMON"
             ;;

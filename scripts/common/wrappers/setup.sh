@@ -51,6 +51,11 @@ have_amd_gpu() { [ "${TINY_LLAMA_CPU:-0}" != 1 ] && { [ -e /dev/kfd ] || [ -e /d
 
 have_nvidia_gpu() { [ "${TINY_LLAMA_CPU:-0}" != 1 ] && { [ -e /dev/nvidiactl ] || nvidia-smi -L >/dev/null 2>&1; }; }
 
+pytorch_has_gpu() { # not where WSL has a device for any GPU, nor where the driver is too old
+    { have_amd_gpu || have_nvidia_gpu; } &&
+        "$PYTHON" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' 2>/dev/null
+}
+
 choose_profiler() { # WANTED "ROCM TOOLS" NSIGHT_TOOL: set PROFILER, TOOL and WHY
     local rocm_tools missing="is not installed: it is not on PATH and not in"
     read -r -a rocm_tools <<<"$2"
@@ -136,9 +141,9 @@ training_command() { # OPTIONS...: set TRAIN
     [ "$HERE" != "$PWD" ] || script=${script##*/}
     if [[ " $* " = *" --preset"* ]]; then
         sizes=() # single sizes would overrule the preset
-    elif [ "$PROFILER" = pytorch ] && ! have_amd_gpu && ! have_nvidia_gpu; then
+    elif [ "$PROFILER" = pytorch ] && ! pytorch_has_gpu; then
         sizes=(--hidden-dim 64 --num-layers 2 --num-heads 4 --batch-size 2 --seq-len 32)
-        say "no GPU here: profiling a very small model"
+        say "PyTorch sees no GPU here: profiling a very small model"
     fi
     TRAIN=("$PYTHON" "$script" ${sizes[@]+"${sizes[@]}"} ${GRAPH[@]+"${GRAPH[@]}"} "$@")
 }
