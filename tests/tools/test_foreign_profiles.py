@@ -754,15 +754,25 @@ def test_a_trace_of_another_program_gets_no_version_of_the_workshop_as_advice(na
     assert words in target["addressed_by"] and "version 2" not in target["addressed_by"]
 
 
-def test_copies_between_cpu_and_gpu_are_not_rated_by_the_gpus_memory(write, capsys, tmp_path):
+OVER_A_LINK = {  # name of a copy: the places in its row
+    "Memcpy HtoD (Pinned -> Device)": "CPU and GPU",
+    "Memcpy DtoH (Device -> Pageable)": "CPU and GPU",
+    "Memcpy PtoP (Device -> Device)": "two GPUs",
+    "MEMORY_COPY_HOST_TO_DEVICE": "CPU and GPU",
+    "MEMORY_COPY_DEVICE_TO_HOST": "CPU and GPU",
+}
+
+
+@pytest.mark.parametrize(("copy", "places"), OVER_A_LINK.items())
+def test_copies_over_a_link_are_not_rated_by_the_gpus_memory(copy, places, write, capsys, tmp_path):
     shapes = {"Input Dims": [[1000], [1000]], "Input type": ["float", "float"]}
     events = [mark("ProfilerStep#1", 0, 100)]
-    for number, name in ((7, "Memcpy HtoD (Pinned -> Device)"), (8, "Memcpy DtoD (Device -> Device)")):
+    for number, name in ((7, copy), (8, "Memcpy DtoD (Device -> Device)")):
         events.append(host("cpu_op", "aten::copy_", number, 1, **{"External id": number}, **shapes))
         events.append(kernel(name, 3 * number, 2, **{"External id": number}) | {"cat": "gpu_memcpy"})
     arguments = ["--profile-data", write(events), "--output-report", tmp_path / "b.md", "--peak", "1,1"]
     found = result_of(bottlenecks.main, arguments, capsys)["operators"]
-    assert {row["operator"]: row["bytes"] for row in found} == {"aten::copy_ (CPU and GPU)": None, "aten::copy_": 8000}
+    assert {row["operator"]: row["bytes"] for row in found} == {f"aten::copy_ ({places})": None, "aten::copy_": 8000}
 
 
 def test_where_the_gpu_waits_shorter_kernels_are_no_first_advice(write, capsys, tmp_path):
@@ -1022,10 +1032,15 @@ def test_a_host_that_loads_data_is_not_bound_by_launches(us, late, write, capsys
     assert found["largest_gaps"][0]["reason"] == (idle.COPY if late else idle.LATE)
 
 
-def test_clocks_that_differ_tell_nothing(write, capsys):
-    events = [launched(1, 50), launched(2, 500), kernel("a", 10, 90, correlation=1), kernel("b", 400, 9, correlation=2)]
+@pytest.mark.parametrize(("early", "differ"), [(2, False), (3, True)])
+def test_clocks_that_differ_tell_nothing(early, differ, write, capsys):
+    """Of 100 kernels some start before the host launches them: 2 % may be rounded times."""
+    events = []
+    for i in range(100):
+        events += [launched(i, 100 * i + (20 if i < early else 0)), kernel("a", 100 * i + 10, 40, correlation=i)]
     found = idle_of(write(events), capsys)
-    assert found["reasons"][0]["reason"] == idle.UNKNOWN and "clocks" in found["warnings"][0]
+    assert (found["reasons"][0]["reason"] == idle.UNKNOWN) is differ
+    assert ["clocks" in warning for warning in found["warnings"]] == [True] * differ
 
 
 def test_the_time_of_a_step_adds_up(write, capsys):
