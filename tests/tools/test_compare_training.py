@@ -524,7 +524,7 @@ def test_an_infinity_such_as_a_mask_s_is_the_same_only_where_both_have_it(new, s
     ],
 )
 def test_gradients_that_do_not_move_in_proportion_to_a_nudge_have_kinks(near, far, size, kinks):
-    shapes = dict.fromkeys((OLD, NEW), {name: (4,) for name in "ab"})
+    shapes = dict.fromkeys((OLD, NEW), dict.fromkeys("ab", (4,)))
     pairs = [Pair((name,), (name,)) for name in "ab"]
     found = judge.Judge(pairs, shapes, {"use_amp": False, "tf32": False, "device": "cpu"}, {})
     runs = [{"a": torch.full((4,), size * (1 + moved)), "b": torch.ones(4)} for moved in (0.0, near, far)]
