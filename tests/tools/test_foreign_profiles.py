@@ -838,6 +838,11 @@ WHY = {
         idle.LATE,
         "the call that launches (97 %)",
     ),
+    "call": (  # it ends in the first half of the gap: something else held the kernel back
+        [event | {"dur": 240} if event["ts"] == 5 else event for event in pair(5)],
+        idle.UNKNOWN,
+        "it had launched already",
+    ),
     "stream": (pair(5, second=("gemm", 2)), idle.STREAM, "it had launched already"),
     "event": (
         pair(5, between=[host("cuda_runtime", "cudaStreamWaitEvent", 3, 1)]),
