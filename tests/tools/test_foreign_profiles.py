@@ -754,6 +754,17 @@ def test_a_trace_of_another_program_gets_no_version_of_the_workshop_as_advice(na
     assert words in target["addressed_by"] and "version 2" not in target["addressed_by"]
 
 
+@pytest.mark.parametrize(("us", "words"), [(10, "pinned memory"), (9, "fewer casts")])
+def test_advice_on_copies_is_for_what_takes_more_of_their_time(us, words, write, capsys, tmp_path):
+    events = [mark("ProfilerStep#1", 0, 100)]
+    for number, (name, dur) in enumerate([("Memcpy HtoD (Pageable -> Device)", us), ("Memcpy DtoD", 9)], 1):
+        events.append(host("cpu_op", "aten::copy_", 20 * number, 1, **{"External id": number}))
+        events.append(kernel(name, 20 * number + 2, dur, **{"External id": number}) | {"cat": "gpu_memcpy"})
+    arguments = ["--profile-data", write(events), "--output-report", tmp_path / "b.md", "--peak", "1,1"]
+    (target,) = result_of(bottlenecks.main, arguments, capsys)["targets"]
+    assert words in target["addressed_by"]
+
+
 OVER_A_LINK = {  # name of a copy: the places in its row
     "Memcpy HtoD (Pinned -> Device)": "CPU and GPU",
     "Memcpy DtoH (Device -> Pageable)": "CPU and GPU",
@@ -855,6 +866,11 @@ WHY = {
         pair(390, first=("Memcpy DtoH", 1), between=[host("cuda_runtime", "cudaStreamSynchronize", 4, 300)]),
         idle.COPY,
         "cudaStreamSynchronize (70 %)",
+    ),
+    "waited": (  # then the host did something else
+        pair(390, first=("Memcpy DtoH", 1), between=[host("cuda_runtime", "cudaStreamSynchronize", 4, 100)]),
+        idle.LATE,
+        "many short calls, and unrecorded code",
     ),
     "item": (  # short calls begin inside the one that waits
         pair(
@@ -1035,6 +1051,29 @@ def test_a_host_that_loads_data_is_not_bound_by_launches(us, late, write, capsys
     found = idle_of(write(events), capsys, "--steps", "1")
     assert found["launch_bound"] is False and ("late by more than" in found["verdict"]) != late
     assert found["largest_gaps"][0]["reason"] == (idle.COPY if late else idle.LATE)
+
+
+VERDICTS = {  # what is more or less than half: the verdict at the bound, and beyond it
+    "paused": ({"paused_us": 1000}, True, {"paused_us": 1001}, None),
+    "share": ({"idle_share": 0.25}, False, {"idle_share": 0.251}, True),
+    "unsure": ({"unsure_us": 500}, True, {"unsure_us": 501}, None),
+    "long": ({"host_known": False, "long_us": 500}, True, {"host_known": False, "long_us": 501}, None),
+    "late": ({"late_us": 500}, True, {"late_us": 501}, False),
+    "launched late": ({idle.LATE: 50}, True, {idle.LATE: 49, idle.UNKNOWN: 30, idle.QUEUE: 21}, False),
+    "unknown": ({idle.LATE: 0, idle.UNKNOWN: 50}, None, {idle.LATE: 0, idle.UNKNOWN: 49}, False),
+}
+
+
+@pytest.mark.parametrize("name", VERDICTS)
+def test_bounds_of_the_verdict_on_idle_time(name):
+    at_bound, wanted, beyond, other = VERDICTS[name]
+    busy = {"whole_ms": 1, "exposed_copies_ms": 0, "exposed_communication_ms": 0}
+    for given, bound in ((at_bound, wanted), (beyond, other)):
+        found = {"idle_us": 1000, "idle_share": 0.5, "host_known": True, "warnings": [], "per_step": [busy]}
+        found |= dict.fromkeys(("paused_us", "unsure_us", "long_us", "late_us"), 0) | given
+        reasons = {idle.LATE: 100} | {reason: given[reason] for reason in idle.REASONS if reason in given}
+        found["reasons"] = [{"reason": reason, "percent": percent} for reason, percent in reasons.items()]
+        assert idle.verdict(found)[0] is bound
 
 
 @pytest.mark.parametrize(("early", "differ"), [(2, False), (3, True)])
