@@ -157,6 +157,8 @@ class Model(nn.Module):
 torch.manual_seed(0)
 model = Model()
 def make_optimizer():
+    if "lbfgs" in WAYS:
+        return torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=3)
     return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.1 * ("decay" in WAYS))
 optimizer = make_optimizer()
 averages = [param.detach().clone() for param in model.parameters()]
@@ -201,6 +203,10 @@ IN_A_STEP = {  # ways of old, of new: verdict, words of the reason
     ("closure", "closure decay"): (
         "not the same computation",
         "^step 1: the optimizer's weight_decay 0.1 in new and 0 in old",
+    ),
+    ("lbfgs closure", "lbfgs closure clip"): (  # what it tries inside its step is not outside of it
+        "not the same computation",
+        f"step 3: the gradients agree, but {OUTSIDE}",
     ),
     ("", "rebuilt"): ("not the same computation", "step 2: the gradients agree, but 4 of 7 updates differ"),
     ("", "short"): ("not comparable", "new ended after 1 step, old did not: let it train for 3"),
