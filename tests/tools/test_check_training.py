@@ -243,6 +243,15 @@ def test_a_gradient_scaler_that_skips_every_step_is_told(check, write, fused, ex
     assert status == expected and words in printed, printed
 
 
+@pytest.mark.parametrize(
+    ("sizes", "overflows"), [("inf nan", True), ("inf 1", False), ("1 nan inf", False), ("0", False), ("", False)]
+)
+def test_a_parameter_overflows_if_all_its_gradients_do(sizes, overflows):
+    record = check_training.Record(nn.Parameter(torch.ones(1)), "w")
+    record.arrivals = [check_training.Arrival(0, torch.tensor(float(size)), False) for size in sizes.split()]
+    assert record.overflows is overflows
+
+
 # ---------------------------------------------------------------- what scripts elsewhere do
 HEAD = """
 import os, sys, threading
