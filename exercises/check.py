@@ -9,6 +9,7 @@
     python exercises/check.py solution 02        # compare your file with the solution, once you've passed
     python exercises/check.py scoreboard         # your GB/s compared with recorded ones
     python exercises/check.py verify             # for maintainers: check stubs, hints, solutions and wrong answers
+    python exercises/check.py verify --solutions # the same without the hundreds of wrong answers
 
 Without a GPU the kernels run in Triton's interpreter, one program after another. The checker notices if two programs
 store different values in one place, but it can't see every race.
@@ -213,6 +214,7 @@ def parse(argv):
     on_amd = f"execute an AMD GPU's instructions in our interpreter, without the GPU: {', '.join(AMD_TARGETS)}"
     parser.add_argument("--target", choices=AMD_TARGETS, metavar="GPU", help=on_amd)
     parser.add_argument("--give-up", action="store_true", help="show the solution before you have passed")
+    parser.add_argument("--solutions", action="store_true", help="verify: leave out the wrong answers")
     options, rest = parser.parse_known_intermixed_args(argv)
     if rest:
         parser.error(f"unrecognized arguments: {' '.join(rest)}{parser.nearest(rest)}")
@@ -227,7 +229,7 @@ def main(argv=None):
     if command == "verify":
         from verify import verify
 
-        return verify(arguments)
+        return verify(arguments, options.solutions)
     if command.isdecimal() and not arguments:
         folder = folder_of(command)
         if options.target:

@@ -71,8 +71,8 @@ def judge_verdict(mistake, verdict):
     return None
 
 
-def verify(numbers):
-    """Check all exercises or those of these numbers, print the checker's sentence on each mistake, return a status."""
+def verify(numbers, solutions_only=False):
+    """Check all exercises or those of these numbers, print the checker's sentence on each answer, return a status."""
     start, faults = time.perf_counter(), []
     of_version3 = kernels(SCRIPTS[3])
     folders = {number: folder_of(number) for number in numbers} if numbers else exercises()
@@ -82,12 +82,16 @@ def verify(numbers):
         answers = []
         for folder in folders.values():
             answers.append((folder, solution_of(folder), "solution", None))
-            answers += [(folder, path, name, mistake) for name, path, mistake in wrong_answers(folder, scratch)]
+            if not solutions_only:
+                answers += [(folder, path, name, mistake) for name, path, mistake in wrong_answers(folder, scratch)]
         verdicts = grade([answer[:2] for answer in answers], timeout=900)
     for (folder, _, name, mistake), verdict in zip(answers, verdicts, strict=True):
         fault = judge_verdict(mistake, verdict)
         faults += [f"{folder.name[:2]}, {name}: {fault}"] if fault else []
         print(f"{folder.name[:2]}  {verdict['seconds']:5.1f} s  {name}: {verdict['sentence']}")
-    print("\n".join(faults) or f"{len(folders)} exercises and {len(answers) - len(folders)} wrong answers are in order")
+    counted = f"{len(folders)} exercises"
+    if not solutions_only:
+        counted += f" and {len(answers) - len(folders)} wrong answers"
+    print("\n".join(faults) or f"{counted} are in order")
     print(f"{time.perf_counter() - start:.0f} s")
     return int(bool(faults))

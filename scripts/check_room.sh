@@ -99,7 +99,7 @@ folder=$(echo version3_*)
 for wrapper in hotspots trace counters rocprof_compute rocprof_sys; do
     part "get_$wrapper.sh" env TINY_LLAMA_PYTHON="$PYTHON" bash "$folder/get_$wrapper.sh" --output-dir "$logs/profiles"
 done
-part "exercises" "$PYTHON" exercises/check.py verify
+part "exercises" "$PYTHON" exercises/check.py verify --solutions
 
 {
     "$PYTHON" scripts/common/room.py facts

@@ -41,7 +41,7 @@
 # finished, and the others begin a new column. An ablation without time for all its rounds starts over. headline and graph
 # run each row once, because the pages take their ratios from the ladder, which starts every process three times. If the
 # files are a copy without Git's history, name the commit with TINY_LLAMA_COMMIT.
-# Afterwards: python scripts/maintain/ladder.py --write
+# Afterwards: python scripts/maintain/ladder.py --write --draw, and python scripts/maintain/counted_tables.py --write
 # Exit status: 0 everything is measured; 1 something failed or is left; 2 a bad option.
 
 set -uo pipefail

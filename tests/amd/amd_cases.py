@@ -17,7 +17,7 @@ from common.amd.launch import executed_version
 from common.versions import load_version, relative_error
 from kernel_cases import attention_case, loss_case, norm_case, rope_case, swiglu_case
 
-TARGETS = ("gfx90a", "gfx942", "gfx950", "gfx1100", "gfx1201")
+TARGETS = ("gfx90a", "gfx942", "gfx950", "gfx1100", "gfx1151", "gfx1201")
 DTYPES = ("float32", "bfloat16", "float16")
 OPTIMIZERS = ("adamw", "adamw, scaled")
 
