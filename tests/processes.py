@@ -92,13 +92,14 @@ def run_fork(*command, **options):
 
 
 @contextlib.contextmanager
-def forked_ranks(number, *command, variables=(), **options):
-    """Fork a program once per rank, in the environment that torchrun gives it."""
+def forked_ranks(number, *command, hosts=1, variables=(), **options):
+    """Fork a program once per rank, in the environment that torchrun gives it on so many hosts."""
     with socket.create_server(("localhost", 0)) as free:
         address = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(free.getsockname()[1])}
-    env = environment() | dict(variables) | address | {"WORLD_SIZE": str(number), "LOCAL_WORLD_SIZE": str(number)}
+    local = number // hosts
+    env = environment() | dict(variables) | address | {"WORLD_SIZE": str(number), "LOCAL_WORLD_SIZE": str(local)}
     with contextlib.ExitStack() as stack:
-        of_rank = [env | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(number)]
+        of_rank = [env | {"RANK": str(rank), "LOCAL_RANK": str(rank % local)} for rank in range(number)]
         yield [stack.enter_context(Fork(*command, env=one, **options)) for one in of_rank]
 
 

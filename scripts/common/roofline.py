@@ -154,7 +154,8 @@ def operator_row(calls, steps, ceilings, known):
     row = {"operator": first.name, "group": first.group, "dtype": next(kinds, ""), "calls": len(calls) / steps}
     row |= {"ms": us / steps / 1e3} | dict.fromkeys(("flops", "bytes", "roofline_ms", "of_roofline", "tflops", "gb_s"))
     if crosses_a_link(first):
-        return row | {"operator": f"{first.name} (CPU and GPU)"}
+        places = "two GPUs" if first.group == "communication" else "CPU and GPU"
+        return row | {"operator": f"{first.name} ({places})"}
     if any(moved is None for _, moved in works):
         return row
     flops, moved = map(sum, zip(*works, strict=True))

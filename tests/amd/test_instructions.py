@@ -677,6 +677,15 @@ def test_a_buffer_out_of_range_reads_zero_and_stores_nothing():
         run("gfx942", "buffer_load_dwordx2 v[2:3], v1, s[4:7], 0 offen", {1: 60}, s, ranges=[allowed])
 
 
+@pytest.mark.parametrize(
+    ("name", "result"), [("ushort", 0), ("short_d16", 0x12340000), ("short_d16_hi", 0x5678), ("ubyte_d16", 0x12340000)]
+)
+def test_half_of_a_register_keeps_its_bits_where_a_buffer_is_out_of_range(name, result):
+    s = {4: 0x40000, 5: 0, 6: 64, 7: 0x27000}
+    wave = run("gfx942", f"buffer_load_{name} v2, v1, s[4:7], 0 offen", {1: 64, 2: 0x12345678}, s)
+    assert wave.v[2].tolist() == [result] * 64
+
+
 @pytest.mark.parametrize("address", [1 << 63, (1 << 64) - 2, (1 << 63) - 2])
 @pytest.mark.parametrize("code", ["global_load_dword v2, v1, s[2:3]", "s_load_dword s6, s[2:3], 0x0"])
 def test_an_address_that_no_memory_has(code, address):

@@ -409,6 +409,9 @@ def test_the_documented_bottleneck_command_by_hand(known_trace):
     mixed, _ = bottlenecks.targets([{"group": group, "ms": ms, "roofline_ms": roof} for group, ms, roof in times])
     # 3 ms are above the roofline, and of 2 ms nobody knows how much: at most 10 / (10 - 5)
     assert mixed["could_save_ms"] == 3 and mixed["step_could_be"] == 2
+    unknown = (("other", 3, 1), ("other", 3.1, None))  # most of it
+    (whole,) = bottlenecks.targets([{"group": group, "ms": ms, "roofline_ms": roof} for group, ms, roof in unknown])
+    assert whole["could_save_ms"] is None and whole["step_could_be"] is None
 
 
 @pytest.mark.parametrize("tool", [bottlenecks, bandwidth])

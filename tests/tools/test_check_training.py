@@ -243,6 +243,15 @@ def test_a_gradient_scaler_that_skips_every_step_is_told(check, write, fused, ex
     assert status == expected and words in printed, printed
 
 
+@pytest.mark.parametrize(
+    ("sizes", "overflows"), [("inf nan", True), ("inf 1", False), ("1 nan inf", False), ("0", False), ("", False)]
+)
+def test_a_parameter_overflows_if_all_its_gradients_do(sizes, overflows):
+    record = check_training.Record(nn.Parameter(torch.ones(1)), "w")
+    record.arrivals = [check_training.Arrival(0, torch.tensor(float(size)), False) for size in sizes.split()]
+    assert record.overflows is overflows
+
+
 # ---------------------------------------------------------------- what scripts elsewhere do
 HEAD = """
 import os, sys, threading
@@ -851,6 +860,29 @@ def test_gradients_that_are_never_cleared(check, write, zeros, clear, count):
     status, _, printed = check(write(NEVER_CLEARED.replace("ZEROS", zeros).replace("CLEAR", clear)))
     assert status == (count is not None), printed
     assert (f"zero_grad() is missing: {count} tensors" in printed) == (count is not None), printed
+
+
+@pytest.mark.parametrize(
+    ("histories", "found"),
+    [
+        (["011"] * 10 + ["000"], 10),
+        (["011"] * 9 + ["000"], 0),  # one of many may be meant
+        (["011", "-01"], 2),  # behind a projection that began at zero
+        (["-01", "-01"], 0),  # nothing shows it twice
+        (["011", "0--"], 0),  # a gradient in one step alone was added to none
+        (["011", "0-0"], 0),
+    ],
+)
+def test_what_is_never_cleared_by_hand(histories, found):
+    """A history has a letter for each step: 1 if its gradient was added to an old one, 0 if to none, - without any."""
+    records = []
+    for history in histories:
+        record = check_training.Record(nn.Parameter(torch.ones(1)), "w")
+        steps = [(step, int(letter)) for step, letter in enumerate(history) if letter != "-"]
+        record.arrivals = [check_training.Arrival(step, torch.ones(()), bool(added)) for step, added in steps]
+        records.append(record)
+    model = nn.ParameterList(record.param for record in records)
+    assert len(check_training.never_cleared(records, model)) == found
 
 
 @pytest.mark.parametrize("kept", [None, "head.weight"])

@@ -157,6 +157,8 @@ class Model(nn.Module):
 torch.manual_seed(0)
 model = Model()
 def make_optimizer():
+    if "lbfgs" in WAYS:
+        return torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=3)
     return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.1 * ("decay" in WAYS))
 optimizer = make_optimizer()
 averages = [param.detach().clone() for param in model.parameters()]
@@ -201,6 +203,10 @@ IN_A_STEP = {  # ways of old, of new: verdict, words of the reason
     ("closure", "closure decay"): (
         "not the same computation",
         "^step 1: the optimizer's weight_decay 0.1 in new and 0 in old",
+    ),
+    ("lbfgs closure", "lbfgs closure clip"): (  # what it tries inside its step is not outside of it
+        "not the same computation",
+        f"step 3: the gradients agree, but {OUTSIDE}",
     ),
     ("", "rebuilt"): ("not the same computation", "step 2: the gradients agree, but 4 of 7 updates differ"),
     ("", "short"): ("not comparable", "new ended after 1 step, old did not: let it train for 3"),
@@ -513,6 +519,25 @@ def test_an_infinity_such_as_a_mask_s_is_the_same_only_where_both_have_it(new, s
     assert found.compare("output 1", [old, new, old, old], 1e-6).passed == same
 
 
+@pytest.mark.parametrize(
+    ("near", "far", "size", "kinks"),
+    [
+        (1e-3, 16e-3, 1.0, False),  # smooth: in proportion
+        (1e-2, 1e-2, 1.0, True),  # the smaller nudge jumped already
+        (1e-5, 1e-2, 1.0, True),  # only the larger one did
+        (1e-9, 1e-7, 1.0, False),  # no more than sums in another order
+        (1e-2, 1e-2, 1e-4, False),  # of a gradient that may be all rounding
+    ],
+)
+def test_gradients_that_do_not_move_in_proportion_to_a_nudge_have_kinks(near, far, size, kinks):
+    shapes = dict.fromkeys((OLD, NEW), dict.fromkeys("ab", (4,)))
+    pairs = [Pair((name,), (name,)) for name in "ab"]
+    found = judge.Judge(pairs, shapes, {"use_amp": False, "tf32": False, "device": "cpu"}, {})
+    runs = [{"a": torch.full((4,), size * (1 + moved)), "b": torch.ones(4)} for moved in (0.0, near, far)]
+    runs = [{name: value.double() for name, value in run.items()} for run in runs]
+    assert found.has_kinks(*runs, 16) is kinks
+
+
 def test_what_one_rounding_changes_as_much_as_it_is_counts_as_not_compared():
     """Say so of a tensor whose update is a sign, as in Lion's step: it was "allowed 75"."""
     found = judge.Judge([], {}, {"use_amp": False, "tf32": False, "device": "cpu"}, {})
@@ -541,7 +566,7 @@ def test_a_speed_is_shown_if_it_exceeds_the_noise_of_old_under_two_names(monkeyp
 
     def ask(name, number, reset=False):
         asked.append(name)
-        return steps[name][len(starts) % 2], 100.0 if name == OLD else None
+        return steps[name][len(starts) % 2], 100.0 - len(starts) if name == OLD else None
 
     monkeypatch.setattr(speed, "ask_steps", ask)
     alive = {name: name for name in steps}
@@ -551,6 +576,15 @@ def test_a_speed_is_shown_if_it_exceeds_the_noise_of_old_under_two_names(monkeyp
     assert len(starts) == 2 and found.starts == 3 and found.memory == {OLD: 100.0, NEW: None, CONTROL: None}
     in_turns = [asked[-15 + place : len(asked) - 12 + place] for place in range(0, 15, 3)]  # of the last round
     assert in_turns[0] != in_turns[1] and all(set(turn) == set(steps) for turn in in_turns)
+
+
+def test_work_per_second_is_that_of_each_scripts_own_batch():
+    """Old takes 100 ms for 32 tokens, new 50 ms for half of them."""
+    found = speed.Speed({OLD: [0.1] * 5, NEW: [0.05] * 5, CONTROL: [0.1] * 5}, dict.fromkeys((OLD, NEW)), 3, 10)
+    steps = {name: {"calls": [{"data": [torch.zeros(rows, 8).long()]}]} for name, rows in ((OLD, 4), (NEW, 2))}
+    recorded = {name: SimpleNamespace(steps=[step]) for name, step in steps.items()}
+    rows = report.speed_rows(found, SimpleNamespace(together=True), recorded, "")
+    assert rows["step"].startswith("old 100 ms, new 50.0 ms") and rows["tokens/s"] == "old 320, new 320"
 
 
 @pytest.mark.parametrize(

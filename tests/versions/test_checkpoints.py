@@ -193,11 +193,30 @@ def test_a_run_keeps_its_two_newest_checkpoints(tmp_path):
     assert 12 * count < newest.stat().st_size < 12 * count + 60000
 
 
-def test_other_options_than_the_checkpoints_are_said_in_one_line(interrupted, capsys):
-    run(1, interrupted, "--resume", "--seed", 7, "--learning-rate", "1e-3", "--batch-size", 4)
+def test_other_options_than_the_checkpoints_are_said_in_one_line(interrupted, tmp_path, capsys):
+    text = tmp_path / "text"
+    text.write_bytes(bytes(range(1, 40)))
+    newest = interrupted / "step_000000004.pt"
+    content = torch.load(newest, weights_only=True)
+    content["options"]["world_size"] = 2
+    write_content(newest, content)
+    changed = ["--seed", 7, "--learning-rate", "1e-3", "--data", text, "--batch-size", 4, "--seq-len", 6]
+    changed += ["--use-amp", "--amp-dtype", "float16", "--tf32"]
+    run(1, interrupted, "--resume", *changed)
     (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("resuming from")]
-    assert line.endswith("with other options: seed 0 -> 7, learning_rate 0.0003 -> 0.001, batch_size 2 -> 4")
-    run(1, interrupted, "--resume", "--seed", 7, "--learning-rate", "1e-3", "--batch-size", 4, steps=10)
+    _, _, told = line.partition(" with other options: ")
+    assert told.split(", ") == [
+        "seed 0 -> 7",
+        "learning_rate 0.0003 -> 0.001",
+        f"data None -> {text}",
+        "batch_size 2 -> 4",
+        "world_size 2 -> 1",
+        "seq_len 12 -> 6",
+        "use_amp False -> True",
+        "amp_dtype bfloat16 -> float16",
+        "tf32 False -> True",
+    ]
+    run(1, interrupted, "--resume", *changed, steps=10)
     assert "other options" not in capsys.readouterr().out
 
 

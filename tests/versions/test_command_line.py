@@ -117,6 +117,7 @@ ODD_COMMAND_LINES = {
         --peer-adamw: --peer-adamw
         --compress-gradients: --compress-gradients
         stray: stray
+        (did you mean --seed?): -s 3
         -x: -x
         --data: --data
         --vocab-size: --data long.txt --vocab-size 100 --seq-len 8

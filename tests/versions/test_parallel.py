@@ -86,11 +86,12 @@ def test_gpus_train_as_one(tmp_path):
 
 
 def run(folder, engine, *argv):
-    """Train version 1 with batches of four: on two ranks with ddp or fsdp, or in this process with None."""
+    """Train version 1 with batches of four: on two hosts with ddp, two ranks of one with fsdp, or here with None."""
     metrics = folder / "metrics.json"
     argv = [*SIZES.split(), "--warmup-steps", "1", "--device", "cpu", "--metrics-file", metrics, *argv]
     if engine:
-        ended = launch(2, SCRIPTS[1], *argv, "--batch-size", 2, "--parallel", engine, cwd=folder)
+        hosts = 2 if engine == "ddp" else 1
+        ended = launch(2, SCRIPTS[1], *argv, "--batch-size", 2, "--parallel", engine, cwd=folder, hosts=hosts)
         assert ended.returncode == 0, ended.stderr
         assert len(re.findall("^summary of", ended.stdout, re.MULTILINE)) == 1
         assert f"ranks      2, {engine} over gloo" in ended.stdout
