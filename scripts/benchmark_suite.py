@@ -15,7 +15,8 @@ round over all cases, so if the machine slows down, all cases slow down. FOLDER/
 A case that fails, or that this machine can't run, is reported and skipped. With --append you may continue with the same
 scripts on another machine of the same kind; a round always stays on one machine.
 
-Exit status: 0; 1 if all cases of a model failed or --time-limit left some out; 2 for a bad option; 130 if interrupted.
+Exit status: 0; 1 if a model failed in all cases that can run here, or --time-limit left some out; 2 for a bad option;
+130 if interrupted.
 """
 
 import concurrent.futures
@@ -366,10 +367,10 @@ def benchmark(arguments, argv):
     print(f"\n{arguments.results / 'suite.json'}")
     if left:
         print(f"{left} processes or comparisons are left: repeat the command with --append")
-    statuses = {(run["case"].model, run["status"]) for run in results["runs"]}
-    failed = [model for model in arguments.models if [s for m, s in statuses if m == model] == ["failed"]]
+    ended = {(run["case"].model, run["status"]) for run in results["runs"]}
+    failed = [model for model in arguments.models if (model, "failed") in ended and (model, "ok") not in ended]
     for model in failed:
-        progress(f"benchmark_suite.py: all cases of {model} failed")
+        progress(f"benchmark_suite.py: no case of {model} ran")
     return status or int(bool(left or failed))
 
 

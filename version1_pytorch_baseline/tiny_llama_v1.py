@@ -670,9 +670,8 @@ def replicate(model, options):
     if options.parallel != "ddp":
         return model
     # 25 MiB is the default, but unless it is passed explicitly DDP makes the first bucket 1 MiB, which is slower.
-    settings = {"gradient_as_bucket_view": True, "bucket_cap_mb": 25}
-    settings["broadcast_buffers"] = False  # the RoPE tables never change
-    replica = nn.parallel.DistributedDataParallel(model, **settings)
+    replica = nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True, bucket_cap_mb=25)
+    replica.broadcast_buffers = False  # the RoPE tables never change; PyTorch 2.13 warns of the argument
 
     def average(_, bucket):
         future = dist.all_reduce(bucket.buffer(), op=dist.ReduceOp.AVG, async_op=True).get_future()
