@@ -93,7 +93,7 @@ def test_a_pool_whose_process_was_aborted_is_replaced(pools):
 def test_the_runs_of_the_page_have_every_tile_and_pair():
     runs = [run for run in results.all_runs() if isinstance(run.get("case"), dict)]
     rows = [(run["target"], run["dtype"], run["tile"], run["case"]["D"]) for run in runs]
-    assert len(set(rows)) == len(rows) == 5 * 3 * 3 * 4
+    assert len(set(rows)) == len(rows) == 6 * 3 * 3 * 4
     assert results.fewest_meetings() >= 6
 
 
