@@ -609,7 +609,7 @@ def collective(name, number, us, rank, group="0", size=2, sizes=(10**6, 10**6)):
 
 
 def test_collectives_by_hand(write):
-    """Two groups, one with a rank that is not here; rank 1 came last to the second all-gather, rank 0 to all others."""
+    """Groups, two with a rank that is not here; rank 1 came last to the second all-gather, rank 0 to all others."""
     profiles = []
     for rank in (0, 1):
         events = [
@@ -619,21 +619,32 @@ def test_collectives_by_hand(write):
         ]
         if rank:
             events.append(collective("allreduce", 4, 80, rank, group="1", size=4))
+            events.append(collective("broadcast", 7, 30, rank))  # lost by rank 0
+        events.append(collective("broadcast", 6, 30, rank))
+        events.append(collective("reduce", 8, 10, rank, group="2", size=3))  # the third rank's trace is not here
         events.append(collective("allreduce", 5, 20 + rank, rank))
         profiles.append(read_profile(write(events)))
     rows, remarks = collectives.collective_rows(profiles, ["rank 0", "rank 1"])
-    gather, alone, reduce = rows
+    gather, alone, lost, reduce, _ = rows
+    assert (lost["calls"], lost["waited_ms"], lost["last"]) == (2, None, "-")  # nobody knows who came last to one
     assert (gather["bytes"], gather["calls"], gather["us"], gather["last"]) == (16e6, 3, 100, "rank 0 (2 of 3)")
     assert (gather["gb_s"], gather["bus_gb_s"], gather["waited_ms"]) == pytest.approx((160, 80, 0.15))
     assert (alone["ranks"], alone["us"], alone["waited_ms"], alone["last"]) == (4, 80, None, "-")
     assert (reduce["ranks"], reduce["us"], reduce["bus_gb_s"]) == (2, 20, pytest.approx(200))
     (row,) = collectives.collective_rows([read_profile(write([kernel("ncclKernel_AllReduce", 1, 9)]))], ["rank 0"])[0]
     assert row["ranks"] is None  # of its group one trace tells nothing
-    assert remarks == ["1 collectives are missing from the trace of a rank, which may have come last."]
+    assert remarks == ["3 collectives are missing from the trace of a rank, which may have come last."]
     uneven = [read_profile(write([collective("alltoallv", 1, 9, 0, sizes=(n, n))])) for n in (10, 20)]
     assert collectives.collective_rows(uneven, ["a", "b"])[0][0]["bytes"] is None  # no rate: ranks send other amounts
     (remark,) = collectives.collective_rows(profiles[:1], ["rank 0"])[1]
     assert remark.startswith("One rank's trace also contains its waiting")
+
+
+def test_bytes_over_a_link_are_those_of_nccls_tests():
+    for name in ("reduce_scatter", "_allgather_base", "all_to_all", "alltoallv"):
+        assert collectives.bus_factor(name, 4) == 3 / 4
+    assert collectives.bus_factor("allreduce", 4) == 2 * 3 / 4
+    assert collectives.bus_factor("reduce", 4) == collectives.bus_factor("broadcast", 4) == 1
 
 
 def test_counters_without_a_value_are_said_and_details_are_read(tmp_path, capsys):
@@ -1154,7 +1165,9 @@ def test_what_a_table_of_matmuls_cannot_tell_is_said(write):
     assert found["remarks"] == ["0.040 ms of matmuls have no recorded shapes, so they aren't in this table."]
     found = gemms.gemm_results(read_profile(write(events)), {"matmul_tflops": 100})
     assert [row["peak_tflops"] for row in found["gemms"]] == [None, 100]  # --peak is that of the main precision
+    assert [row["lost_ms"] for row in found["gemms"]] == [None, 0]
     assert any(remark.startswith("A rate is above the peak") for remark in found["remarks"])
+    assert not any(remark.startswith("We don't know the peak") for remark in found["remarks"])  # of one we do
     whole, part = [{"name": "AMD Instinct MI300X", "numSms": units} for units in (304, 38)]  # part: in CPX mode
     assert (
         gemms.gemm_results(read_profile(write(events, deviceProperties=[whole])))["gemms"][0]["peak_tflops"] == 1307.4
