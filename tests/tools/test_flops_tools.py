@@ -2,6 +2,7 @@
 
 import csv
 import importlib.util
+import inspect
 import json
 import re
 import shlex
@@ -9,6 +10,7 @@ import sys
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 import analyze_gemm_operations as gemm_tool
 import memory_bandwidth_analyzer as bandwidth
@@ -169,6 +171,20 @@ def test_what_limits_a_gemm_by_hand(us, copy_tb_s, processors, bound):
     step = gemm_tool.step_row(gemm_tool.sizes_of(CONFIG, 1, 2), [row], roofs)
     found = [step[key] for key in ("share_of_peak", "ms", "calls", "flops", "too_small")]
     assert found == [pytest.approx(2e2 / us), 2e-3 * us, 2, 4e9, 2 * (bound == "too small")]
+
+
+LAYOUTS = {"forward": (True, False), "input gradient": (True, True), "weight gradient": (False, True)}
+
+
+@pytest.mark.parametrize("part", LAYOUTS)
+def test_operands_of_a_gemm_lie_as_in_training(part, monkeypatch):
+    """x Wᵀ, dy W and dyᵀ x of tensors that are contiguous: another layout is another kernel of the library."""
+    timed = []
+    monkeypatch.setattr(gemm_tool, "shortest_s", lambda call, repeats: timed.append(inspect.getclosurevars(call)))
+    gemm_tool.seconds({"part": part, "batch": 1, "m": 2, "k": 3, "n": 4}, "cpu", torch.float32)
+    left, right = (timed[0].nonlocals[name] for name in ("left", "right"))
+    assert (left.shape, right.shape) == ((2, 3), (3, 4))
+    assert (left.is_contiguous(), right.is_contiguous()) == LAYOUTS[part]
 
 
 def test_the_documented_gemm_command(toy_config):
