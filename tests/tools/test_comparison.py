@@ -296,8 +296,13 @@ def test_growth_by_hand():
     assert quadratic["growth"] == "quadratic"
     square = 0.002 * (1024**2 - 128**2)
     assert quadratic["square_share"] == pytest.approx(square / (0.5 * 896 + square))
-    for peaks in ([1.0, 2.0], [5.0, 5.0, 5.0], [400.0, 401.0, 410.0]):
+    for share, growth in ((0.24, "linear"), (0.26, "quadratic")):  # of what 128 tokens and 1024 differ by
+        factor = share / (1 - share) * 896 / (1024**2 - 128**2)
+        found = memory_tool.growth(lengths, [100 + t + factor * t * t for t in lengths])
+        assert (found["growth"], found["square_share"]) == (growth, pytest.approx(share))
+    for peaks in ([1.0, 2.0], [5.0, 5.0, 5.0], [400.0, 401.0, 419.0]):
         assert memory_tool.growth(lengths[: len(peaks)], peaks)["growth"] is None
+    assert memory_tool.growth(lengths[:3], [400.0, 407.0, 421.0])["growth"] == "linear"  # by 5 %
 
 
 def test_memory_of_versions_by_hand(monkeypatch, capsys):
