@@ -321,10 +321,16 @@ def test_ranks_of_two_runs_are_not_one_run(make_trace, capsys):
     refused(communication.main, [folder], capsys, "differ (version: 1, 2): give the ranks of one run")
     content = json.loads(other.read_text())
     content["tiny_llama"]["version"] = 1
-    for event in content["traceEvents"]:
-        event["ts"] += 3600e6
-    other.write_text(json.dumps(content))
-    refused(communication.main, [folder], capsys, "differ (3,600 s between them)")
+    for seconds in (50, 70, 3600):
+        for later in other, folder / pathlib.Path(name.format(1, 0)).name:
+            for rank in (0, 1):
+                (folder / f"trace_v{rank + 1}_rank{rank}_1.pt.trace.json").write_text(json.dumps(content))
+            moved = [event | {"ts": event["ts"] + 1e6 * seconds} for event in content["traceEvents"]]
+            later.write_text(json.dumps(content | {"traceEvents": moved}))
+            if seconds == 50:
+                assert communication.main([str(folder)]) == 0
+            else:
+                refused(communication.main, [folder], capsys, f"differ ({seconds:,} s between them)")
 
 
 # ---------------------------------------------------------------- analyze_batch_scaling.py
@@ -377,6 +383,10 @@ def test_bad_input_of_the_scaling_analysis(make_trace, tmp_path, capsys):
     for key, value in (("seq_len", 64), ("num_layers", 9), ("version", 2)):
         other = make_trace(f"{key}/trace_1.json", {"gemm": 1}, batch_size=4, **{key: value}).parent
         refused(batches.main, ["--profile-dirs", first, other], capsys, f"differ in more than the batch ({key}: ")
+    other = make_trace("device/trace_1.json", {"gemm": 1}, batch_size=4)
+    other.write_text(other.read_text().replace("MI300X", "H100"))
+    folders = ["--profile-dirs", first, other.parent]
+    refused(batches.main, folders, capsys, "differ in more than the batch (device: MI300X, H100)")
 
 
 # ---------------------------------------------------------------- analyze_bottlenecks.py
@@ -412,6 +422,9 @@ def test_the_documented_bottleneck_command_by_hand(known_trace):
     unknown = (("other", 3, 1), ("other", 3.1, None))  # most of it
     (whole,) = bottlenecks.targets([{"group": group, "ms": ms, "roofline_ms": roof} for group, ms, roof in unknown])
     assert whole["could_save_ms"] is None and whole["step_could_be"] is None
+    for known, verdict in ((5.1, True), (4.9, False)):
+        rows = [{"ms": known, "roofline_ms": 1.0}, {"ms": 10 - known, "roofline_ms": None}]
+        assert (bottlenecks.evidence(rows) == []) == verdict
 
 
 @pytest.mark.parametrize("tool", [bottlenecks, bandwidth])
