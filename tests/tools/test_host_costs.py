@@ -4,6 +4,7 @@ import json
 import os
 import re
 
+import pytest
 import torch
 
 import measure_host_costs
@@ -22,6 +23,20 @@ def test_every_cost_is_measured_but_a_launch_that_nothing_makes(capsys, monkeypa
     assert os.environ["KINETO_LOG_LEVEL"] == "6"  # the profiler reads it once per process
     assert len(us) == 8 and measure_host_costs.LAUNCH not in us
     assert all(0 < found["p25"] <= found["median"] <= found["p75"] for found in us.values())
+
+
+def test_a_cost_is_that_of_one_call_without_waiting_for_the_gpu(monkeypatch):
+    """The first call compiles for a second; then five take 10, 20 and 30 us together; the GPU works for 7 s."""
+    now = [0.0]
+    taken = iter([1.0, 10e-6, 20e-6, 30e-6])
+
+    def advance(seconds):
+        now[0] += seconds
+
+    monkeypatch.setattr(measure_host_costs, "CALLS", 5)
+    monkeypatch.setattr(measure_host_costs.time, "perf_counter", lambda: now[0])
+    found = measure_host_costs.microseconds(lambda: advance(next(taken)), lambda: advance(7), 3)
+    assert [found[part] for part in ("p25", "median", "p75")] == pytest.approx([3, 4, 5], rel=1e-3)
 
 
 def test_a_gpu_that_is_not_there_is_refused(capsys, monkeypatch):

@@ -394,6 +394,8 @@ def test_the_largest_batch_is_found_and_the_first_that_does_not_fit_ends_the_sea
     text = batch_tool.as_text(content | {"best": batch_tool.best(rows, "memory")})
     assert text.endswith("memory: --batch-size 8, 8.0 samples/s, 180 MiB (36.0 % of the device)")
     assert re.search(r"\n +8 .* 180 +fits\n +16 .* 260 +above the limit\n", text)
+    rows = batch_tool.search(probe_of(23, lambda b: b), 180.0, 8, to_the_limit=True)
+    assert rows[-1]["batch_size"] == 8 and rows[-1]["outcome"] == "fits"  # all that it may take
     rows = batch_tool.search(probe_of(10**6, lambda b: b), 1e9, 7, to_the_limit=True)
     text = batch_tool.as_text(content | {"probes": rows, "best": batch_tool.best(rows, "memory")})
     assert text.endswith("a larger one may fit: --max-batch-size ended the search after 4")
@@ -408,6 +410,9 @@ def test_throughput_takes_the_fastest_batch_and_names_a_smaller_one_nearly_as_fa
     lines = batch_tool.as_text(content | {"best": found}).splitlines()
     assert "best for throughput: --batch-size 32, 8.0 samples/s" in lines[-2]
     assert lines[-1] == "within 2 % of it: --batch-size 8, 8.0 samples/s, 180 MiB"
+    for gain, last in ((0.009, 4), (0.011, 64)):  # of a doubling; two in a row must bring 2 %
+        rows = batch_tool.search(probe_of(10**6, lambda b, g=gain: (1 + g) ** math.log2(b)), 1e9, 64, False)
+        assert rows[-1]["batch_size"] == last
     none = batch_tool.search(probe_of(0, lambda b: b), 1e9, 8, to_the_limit=False)
     assert batch_tool.best(none, "throughput") is None and len(none) == 1
 
