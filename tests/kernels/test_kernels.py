@@ -64,6 +64,31 @@ def test_tiles_are_measured_or_candidates(architecture):
         assert (len(tiles) == 1) == measured and len(V3.attention_tiles(kernel, "cpu", D, dtype, T, "ieee")) == 1
 
 
+HOPPER = {precision: tiles for (_, precision), tiles in V3.MEASURED_TILES.items()}
+
+
+@pytest.mark.parametrize(
+    ("computes", "architecture", "D", "dtype", "T", "precision", "tiles"),
+    [
+        ("o", "sm_90", 64, torch.bfloat16, 1024, "ieee", (HOPPER["16-bit"]["o"],)),
+        ("o", "sm_90", 64, torch.bfloat16, 1025, "ieee", (V3.LONG_FORWARD_TILE,)),
+        ("dq", "sm_90", 64, torch.float16, 1025, "ieee", (HOPPER["16-bit"]["dq"],)),
+        ("o", "sm_90", 64, torch.float32, 1025, "tf32x3", (HOPPER["tf32x3"]["o"],)),
+        ("dq", "sm_90", 64, torch.float32, 64, "tf32x3", (HOPPER["tf32x3"]["dq"],)),
+        ("dkdv", "sm_90", 64, torch.float32, 64, "tf32", (HOPPER["tf32"]["dkdv"],)),
+        ("o", "gfx942", 64, torch.bfloat16, 64, "ieee", V3.AMD_TILES["gfx9", "o", 16]),
+        ("dq", "gfx1100", 64, torch.float32, 64, "ieee", V3.AMD_TILES["gfx1", "dq", 32]),
+        ("dkdv", "gfx1201", 128, torch.float16, 64, "ieee", V3.AMD_TILES["gfx1", "dkdv", 16]),
+        ("dkdv", "sm_100", 64, torch.float32, 64, "tf32", V3.CANDIDATE_TILES["dkdv", 32]),
+    ],
+)
+def test_tiles_are_those_of_the_gpu_and_the_precision(computes, architecture, D, dtype, T, precision, tiles):
+    """A deterministic run takes the first: what is timed may differ from run to run."""
+    assert V3.attention_tiles(computes, architecture, D, dtype, T, precision) == tiles
+    torch.use_deterministic_algorithms(True)
+    assert V3.attention_tiles(computes, architecture, D, dtype, T, precision) == tiles[:1]
+
+
 @pytest.mark.parametrize("kernel", [V3.ATTENTION_FORWARD, V3.ATTENTION_DQ, V3.ATTENTION_DKDV], ids=lambda k: k.computes)
 def test_a_choice_between_tiles_is_made_for_each_length_head_size_and_precision(kernel):
     tiles = V3.attention_tiles(kernel.computes, "gfx942", 64, torch.bfloat16, 64, "ieee")

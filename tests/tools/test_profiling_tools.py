@@ -473,6 +473,9 @@ def test_the_gpu_is_told_by_its_architecture(monkeypatch, capsys):
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: gpu)
     common_room.facts()
     assert re.search("^arch +sm_90$", capsys.readouterr().out, re.MULTILINE)
+    monkeypatch.setattr(torch.version, "hip", "7.0")
+    gpu.gcnArchName = "gfx942:sramecc+:xnack-"
+    assert common_room.load_version(3).gpu_architecture.__wrapped__(torch.device("cuda")) == "gfx942"
 
 
 # ---------------------------------------------------------------- gemm_probe.py
