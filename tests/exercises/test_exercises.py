@@ -252,6 +252,7 @@ RIGHT = "sum.copy_(x.sum(1))"
         ("sum.zero_()", "value", "every element is wrong"),
         ("sum.copy_(2 * x.sum(1))", "value", "every element is 2 times its correct value"),
         ("sum.copy_(1.0002 * x.sum(1))", "value", "every element is 0.02 % too large"),
+        ("sum.copy_(0.95 * x.sum(1))", "value", "every element is 5 % too small"),
         ("sum.copy_((x.sum(1)).half().float())", "value", "right to about 3 digits: look for a rounding to 16 bits"),
         (f"{RIGHT}; sum[2:] += 3", "value", "wrong only in row 2 to 3 of 4"),
         (f"{RIGHT}; sum[2:] += 3", "value", "(program 1)"),
@@ -327,6 +328,13 @@ def test_a_launch_beside_the_result_is_no_kernel(tmp_path, body, run, said):
     (tmp_path / "exercise.py").write_text(KERNEL.format(body=body, run=run))
     verdict = grading.grade(EXERCISES["01"], tmp_path / "exercise.py")
     assert (verdict["kind"], verdict["tensor"]) == ("no kernel", "sum") and said in verdict["sentence"], verdict
+
+
+def test_a_crash_in_a_kernel_has_the_kernel_s_line(tmp_path):
+    """The interpreter raises an error of its own from the launch; the cause has the line."""
+    (tmp_path / "exercise.py").write_text(KERNEL.format(body="missing + 1", run="kernel[(1,)](sum, 0.0)"))
+    verdict = grading.grade(EXERCISES["01"], tmp_path / "exercise.py")
+    assert verdict["sentence"].startswith("line 9: NameError"), verdict["sentence"]
 
 
 @pytest.mark.parametrize(
@@ -408,8 +416,10 @@ def test_a_killed_checker_leaves_no_process(workshop, number):
         "\0",
         '{"01": 5}',
         '{"01": {"hints": "two"}}',
+        '{"01": {"hints": -2}}',
         '{"03": {"passed": true, "speed": "fast"}}',
         '{"03": {"passed": true, "speed": [1e400, 1e400]}}',
+        '{"03": {"passed": true, "speed": [1, 0]}}',
         f'{{"03": {{"passed": true, "speed": [{10**400}, 1]}}}}',
         "[" * 9999,
     ],
@@ -442,7 +452,7 @@ def test_a_progress_file_that_cannot_be_read_ends_nothing(workshop, kind):
 def test_more_hints_than_there_are(workshop):
     (workshop / ".progress.json").write_text('{"01": {"hints": 1000000000, "failed": true}}')
     status, output = call(workshop, "hint", "01")
-    assert status == 0 and "hint 3 of 3" in output
+    assert status == 0 and "hint 3 of 3" in output and "next hint" not in output
 
 
 @pytest.mark.slow
@@ -710,3 +720,24 @@ def test_a_result_may_have_twice_pytorchs_error():
     judged.check_values({"y": 1.0019 * exact}, plain, {"y": exact})
     with pytest.raises(judge.Wrong, match="relative error 2.1e-03, allowed 2.0e-03"):
         judged.check_values({"y": 1.0021 * exact}, plain, {"y": exact})
+
+
+@pytest.mark.parametrize(("z", "said"), [(1, "y is doubled"), (3, "every element is 2 times its correct value")])
+def test_a_typical_error_explains_all_that_is_wrong_or_nothing(z, said):
+    exact = {name: torch.ones(4, dtype=torch.float64) for name in "yz"}
+    task = grading.Task({}, None, None, {"y": "row"}, {}, suspects={"y is doubled": lambda y, z: {"y": 2 * y}})
+    judged = judge.Judge(task, None, {}, lambda suspect: suspect(**exact))
+    with pytest.raises(judge.Wrong, match=said):
+        judged.check_values({"y": 2 * exact["y"], "z": z * exact["z"]}, exact, exact)
+
+
+@pytest.mark.parametrize(("z", "said"), [(1, "the first is lost"), (3, "look for a load past the end")])
+def test_a_typical_error_explains_all_results_where_one_is_not_finite(z, said):
+    exact = {name: torch.ones(2, dtype=torch.float64) for name in "yz"}
+    lost = torch.tensor([torch.nan, 1.0])
+    suspects = {"the first is lost": lambda y, z: {"y": y * lost, "z": z}}
+    judged = judge.Judge(
+        grading.Task({}, None, None, {"y": "row"}, {}, suspects=suspects), None, {}, lambda s: s(**exact)
+    )
+    with pytest.raises(judge.Wrong, match=said):
+        judged.check_finite("y", {"y": lost, "z": z * exact["z"]}, exact)

@@ -6,7 +6,7 @@ import sys
 import pytest
 import torch
 
-from common.guarded_memory import GuardedMemory, never_written, stray_store
+from common.guarded_memory import BAND, LAYOUTS, GuardedMemory, between_bands, never_written, stray_store
 from common.versions import REPOSITORY
 from kernel_cases import Case, Wrong, check, normal
 
@@ -53,6 +53,12 @@ FAULTS = {
     "an element never written": ("mask=inside)\n\n", "mask=i < 9)\n\n", "1 of 10", "1 of 10 .* at row 1, column 4"),
     "a program not launched": ("[(3,)]", "[(2,)]", "2 of 10 elements are", "y: 2 of 10 elements are never written"),
     "strides ignored": ("x.contiguous()", "x", "y: relative error|NaN", None),
+    "stored twice by one program": (
+        FAULT,
+        "tl.store(y_ptr + 0 * i, tl.where(i == 3, 2 * tl.load(x_ptr), x), mask=i < BLOCK)",
+        None,
+        "program 0 stored it twice",
+    ),
     "stored twice": (FAULT, "tl.store(y_ptr + i + BLOCK, x, mask=i + BLOCK < count)", None, "stored it twice"),
     "another program's result": (FAULT, "x += 0 * tl.load(y_ptr + i - 4, inside & (i > 3), 0.0)", None, "same launch"),
 }
@@ -90,6 +96,19 @@ def test_what_is_said_of_a_fault(name, tmp_path, device):
     task = grading.Task({}, lambda: x, lambda x: {"y": 2 * x}, {"y": "row column"}, {})
     with judged(of_answer, judge.Wrong):
         grading.run_case(task, module, {}, torch.float16)
+
+
+STRIDES = {"padded": (6, 1), "reversed": (1, 2), "every second": (6, 2), "expanded": (0, 1)}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_layout_is_what_it_is_called(layout):
+    """A kernel's cases ask for it by name: contiguous, it would show nothing."""
+    x = normal(2, 3)
+    laid_out = between_bands(x, layout)
+    assert laid_out.stride() == STRIDES.get(layout, (3, 1))
+    assert laid_out.storage_offset() == BAND + (layout == "shifted")
+    assert torch.equal(laid_out, x[:1].expand(2, 3) if layout == "expanded" else x)
 
 
 @pytest.mark.parametrize("name", "float64 float32 bfloat16 float8_e4m3fn float8_e4m3fnuz int64 int32".split())
