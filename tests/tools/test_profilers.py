@@ -15,7 +15,7 @@ import time
 
 import pytest
 
-from common import limits
+from common import limits, steps_alone
 from common.profiles import read_profile
 from common.versions import REPOSITORY, SCRIPTS, load_version
 from marks import slow
@@ -254,6 +254,26 @@ def test_measured_steps_that_rocprofv3_does_not_record_alone(fault, status, says
     if not status:
         assert len(list(result_of(tmp_path / "results").glob("kernels_*_kernel_trace.csv"))) == 1
         assert "attention_forward_kernel" in result.stdout
+
+
+STARTS = [  # of the first kernel and of the range, in each process
+    ([(5, 4), (6, 6)], 0, "the profile holds the measured steps alone"),
+    ([(5, 4), (3, 4)], 0, "the profile holds start-up and warm-up too"),
+    ([(5, 4), (5, None)], 0, "can't tell if the profile has more"),
+    ([(5, 4), (None, 4)], 0, "the profile holds the measured steps alone"),
+    ([(None, 4)], 1, ""),
+]
+
+
+@pytest.mark.parametrize(("starts", "status", "says"), STARTS)
+def test_what_part_of_the_run_was_recorded_is_told_of_all_processes(starts, status, says, tmp_path, capsys):
+    for number, (kernel, region) in enumerate(starts):
+        rows = "" if kernel is None else f"{kernel + 1}\n{kernel}\n"
+        (tmp_path / f"{number}_kernel_trace.csv").write_text(f"Start_Timestamp\n{rows}")
+        rows = "" if region is None else f"{steps_alone.RANGE},{region}\n"
+        (tmp_path / f"{number}_marker_api_trace.csv").write_text(f"Function,Start_Timestamp\nother,1\n{rows}")
+    assert steps_alone.show(tmp_path) == status
+    assert capsys.readouterr().out.startswith(says)
 
 
 def test_a_script_that_cannot_begin_to_record_is_profiled_as_a_whole(run, tmp_path):
@@ -771,15 +791,26 @@ def test_limits_of_an_old_layout_and_their_names(tmp_path):
     for values, limit in (
         ({"memory": 83.0, "matrix": 10.0}, "memory bandwidth"),
         ({"matrix": 81.0, "compute": 85.0, "memory": 70.0}, "matrix units"),
+        ({"matrix": 60.0, "memory": 60.0}, "memory bandwidth"),
+        ({"matrix": 60.0, "compute": 60.0, "memory": 59.0}, "matrix units"),
         ({"compute": 60.0}, "compute units"),
-        ({"memory": 59.9, "compute": 3.0, "occupancy": 12.0}, "latency, few waves"),
-        ({"memory": 0.0, "compute": 3.0, "occupancy": 50.0}, "latency"),
+        ({"memory": 59.9, "compute": 3.0, "occupancy": 29.9}, "latency, few waves"),
+        ({"memory": 0.0, "compute": 3.0, "occupancy": 30.0}, "latency"),
         ({"compute": 3.0, "occupancy": 50.0}, "unknown"),
         ({"memory": 3.0, "occupancy": 12.0}, "unknown"),
     ):
         assert limits.limit_of(base | values) == limit
     (tmp_path / "analysis_0.txt").write_text("no table")
     assert limits.main([str(tmp_path)]) == 1
+    for unit, us in {"nsecond": 4e-3, "usecond": 4, "msecond": 4e3, "second": 4e6}.items():
+        values = {"mean_us": ("4", unit), "memory": ("50", "%")}
+        counters = [
+            {"kernel": "k", "counter": limits.COLUMNS[column][1], "mean": float(mean), "unit": unit}
+            for column, (mean, unit) in values.items()
+        ]
+        (tmp_path / "counters.json").write_text(json.dumps({"counters": counters}))
+        (row,) = limits.read_counters(tmp_path / "counters.json")
+        assert row["mean_us"] == pytest.approx(us)
 
 
 @pytest.mark.parametrize("name", ["TCP Cache Hit Rate", "GL0 Cache Hit Rate (TCP Cache)"])
