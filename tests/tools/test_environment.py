@@ -263,10 +263,12 @@ RECORDED = re.search("^torch==(.*)", environment.NVIDIA_PINS.read_text(), re.MUL
 DRIVERS = {  # the banner of nvidia-smi, the compute capability, and what environment.py answers
     "CUDA 11.4": ("CUDA Version: 11.4", "8.0", f"11.4 {RECORDED} -"),
     "CUDA 12.2": ("CUDA Version: 12.2", "8.0", f"12.2 {RECORDED} cu126"),
+    "CUDA 12.6": ("CUDA Version: 12.6", "9.0", f"12.6 {RECORDED} cu126"),
     "CUDA 12.8": ("CUDA Version: 12.8", "12.0", f"12.8 {RECORDED} cu128"),
     "CUDA 12.8, Volta": ("CUDA Version: 12.8", "7.0", f"12.8 {RECORDED} cu126"),
     "CUDA 13.0": ("CUDA Version: 13.0", "7.5", ""),
     "CUDA 13.0, Volta": ("CUDA Version: 13.0", "7.0", f"13.0 {RECORDED} cu126"),
+    "CUDA 13.0, Turing and Volta": ("CUDA Version: 13.0", "'7.5\n7.0'", f"13.0 {RECORDED} cu126"),
     "CUDA 13.3, driver 610": ("KMD Version: 610.43.02     CUDA UMD Version: 13.3", "12.1", ""),
     "no library": ("CUDA Version: N/A", "[N/A]", ""),
 }

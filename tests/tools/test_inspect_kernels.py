@@ -304,8 +304,20 @@ def test_what_does_not_fit():
     stores, shared, tensor_memory, spills = inspect_kernels.problems(row | {"target": "sm_100"})
     assert "writes no result" in stores and "requests 232464 bytes" in shared  # 227 KB of 228 are for one program
     assert "requests 513 columns" in tensor_memory and spills == "spills 9 registers"
+    all_of_it = {"shared_bytes": 227 * 1024, "tensor_memory": 512, "spills": 0, "stores": 1, "target": "sm_100"}
+    assert inspect_kernels.problems(row | all_of_it) == []
     row |= {"shared_bytes": 0, "tensor_memory": 0, "stores": 1, "target": "gfx1100"}
     assert inspect_kernels.problems(row) == []  # outside of data centres
+
+
+@pytest.mark.parametrize("errors", [(0.1, 0.0), (0.0, 0.1)])
+def test_the_worst_launch_of_a_kernel_is_judged(errors, monkeypatch):
+    totals = SimpleNamespace(totals=SimpleNamespace(instructions={}, loaded=0, stored=0))
+    launches = [{"kernel": "k", "described": {"hash": "h"}, "launch": totals, "error": error} for error in errors]
+    results = iter([None, launches])
+    monkeypatch.setattr(inspect_kernels, "in_process", lambda *_: next(results))
+    (row,) = inspect_kernels.execution("gfx942", "fp32", [])
+    assert (row["error"], row["problems"]) == (0.1, ["error 1.0e-01 is too large"])
 
 
 def test_registers_in_scratch_memory_are_spills():
@@ -360,7 +372,8 @@ def test_the_table():
     assert {line.index("ROWS") for line in lines} == {header.index("constants")} and total == "2 kernels: all fit"
 
 
-WRONG = ["--target gfx1", "--tiles 63x32", "--target gfx942 --hidden-dim 7", "--warps 8 --kernel rope", "--kernel nope"]
+WRONG = ["--target gfx1", "--target gfx942 --hidden-dim 7", "--warps 8 --kernel rope", "--kernel nope"]
+WRONG += ["--tiles 63x32", "--tiles 64x31", "--tiles 64x0"]
 
 
 @pytest.mark.parametrize("argv", WRONG)
