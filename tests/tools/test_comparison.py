@@ -138,13 +138,14 @@ def test_results_and_speed_ups_by_hand():
     worst = {"kind": "gradient", "name": "w", "error": 0.5, "bound": 0.1}
     good, bad = ({"passed": passed, "worst": worst} for passed in (True, False))
     second = run_of([20.0, 30.0], peak=120.0)
-    second["summary"] |= {"forward_ms": 3.0, "parameters_trained": 9}
+    second["summary"] |= {"forward_ms": 3.0, "parameters_trained": 9, "graph": {"captured": True}}
     first = versions_tool.measured_row("v1", [run_of([20.0, 20.0]), second], good)
     assert first["step_ms"] == {"p25": 20.0, "median": 20.0, "p75": 22.5} and first["peak_memory_mb"] == 120
     assert (first["tokens_per_second"], first["tflops"]) == (3200, 0.1)
     # phases are medians over the runs, and what one run did not train is not trained
     assert [first[name] for name in ("forward_ms", "backward_ms", "optimizer_ms")] == [2.0, 2.0, None]
     assert first["parameters_trained"] == 9
+    assert not first["captured"] and versions_tool.measured_row("v1", [second], good)["captured"]
     assert first["rounds_ms"] == [20.0, 25.0]
     rows = [first | {"parameters_trained": 10}]
     for trained, accurate in ((10, good), (9, good), (10, bad)):
