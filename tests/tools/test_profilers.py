@@ -1380,15 +1380,20 @@ STEP = "w.sum().backward(); optimizer.step()\n"
 
 
 @pytest.mark.parametrize(
-    ("steps", "status", "words"),
-    [(1, 1, "made 1 optimizer steps: the profile begins after 2"), (3, 0, "profile of 1 of 3 steps, and of")],
+    ("warm_up", "steps", "status", "words"),
+    [
+        (2, 1, 1, "made 1 optimizer steps: the profile begins after 2"),
+        (2, 2, 1, "made 2 optimizer steps: the profile begins after 2"),
+        (2, 3, 0, "profile of 1 of 3 steps, and of"),
+        (0, 0, 0, "profile of 0 of 3 steps, and of"),  # of a script that never trains
+    ],
 )
-def test_too_few_steps_are_said_whatever_the_script_ends_with(steps, status, words, tmp_path):
+def test_too_few_steps_are_said_whatever_the_script_ends_with(warm_up, steps, status, words, tmp_path):
     """sys.exit(0) hid that nothing was profiled; the evaluation at the end of a short script passed for its steps."""
     (tmp_path / "train.py").write_text(ENDS.format(STEP * steps))
-    result = profile_in_fork(tmp_path, "train.py")
+    result = profile_in_fork(tmp_path, "--warmup-steps", warm_up, "train.py")
     assert result.returncode == status and words in result.stderr, result.stderr
-    assert (tmp_path / "p").exists() == (steps > 2)
+    assert (tmp_path / "p").exists() == (status == 0)
 
 
 def test_a_script_that_fails_leaves_its_trace(script, tmp_path):
