@@ -171,6 +171,15 @@ def test_an_error_is_believed_up_to_its_bound(argv, eager, bound):
         assert (trainer.graph is not None) == (error < bound), trainer.graph_reason
 
 
+@ON_CPU
+@pytest.mark.parametrize("wrong", [(0.0, 0.0), (0.0, 1.0), (1.0, 0.0)])
+def test_a_graph_that_is_wrong_on_one_rank_is_believed_on_none(wrong):
+    """Of two ranks: one that replays and one that runs eagerly would wait for each other."""
+    with mock.patch.object(load_version(1), "gather", lambda values, options: torch.tensor(wrong)[:, None]):
+        trainer = captured(1, [], whole_step)
+    assert (trainer.graph is None) == any(wrong)
+
+
 def test_a_run_without_its_graph_goes_on_as_if_it_had_never_tried():
     wanted, _ = train(1, [*SIZES, "--device", "cpu", "--no-graph"], steps=4)
     script = load_version(1)
@@ -208,6 +217,31 @@ def test_a_step_that_overflows_is_tried_again_with_a_lower_scale():
         trainer.graph = None
         trainer.capture(saved)
     assert trainer.graph is None
+
+
+def test_a_step_that_always_overflows_is_not_tried_for_ever():
+    _, trainer = train(4, [*SIZES, "--device", "cpu", "--no-graph", *HALF], steps=0)
+    trainer.model.norm.weight.register_hook(lambda gradient: gradient * torch.inf)
+    scales = []
+    launch = trainer.launch
+    trainer.launch = lambda: scales.append(trainer.scaler.get_scale()) or launch()
+    trainer.run_two_steps({**trainer.initial, "scaler": trainer.initial["scaler"] | {"scale": 4.0}})
+    assert scales == [4.0, 2.0]
+
+
+@ON_CPU
+@pytest.mark.parametrize(("asked", "steps"), [(0, 7), (9, 9)])
+def test_ddp_runs_eleven_steps_before_a_capture(asked, steps, monkeypatch):
+    """As PyTorch's notes on graphs ask; the proof runs four of them."""
+    _, trainer = train(1, [*SIZES, "--device", "cpu", "--no-graph"], steps=0)
+    trainer.options.graph, trainer.options.parallel, trainer.options.warmup_steps = True, "ddp", asked
+    ran = []
+    trainer.step = lambda: ran.append("eager")
+    trainer.capture = lambda saved: ran.append("capture")
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: None)
+    with stubbed_graphs(trainer, whole_step):
+        trainer.warm_up(trainer.tokens, trainer.labels, trainer.initial)
+    assert ran == ["eager"] * steps + ["capture"]
 
 
 def test_not_a_number_is_no_proof():

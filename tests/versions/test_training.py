@@ -183,11 +183,13 @@ def test_windows_of_text_are_text_and_every_window_can_be_drawn(tmp_path):
 
 
 def test_a_folder_of_texts_is_read_in_the_order_of_names(tmp_path):
-    for name, content in {"b.txt": b"second" * 4, "a.txt": b"first" * 4, "c.bin": b"\0\1\2" * 9}.items():
+    texts = {"b.txt": b"second" * 4, "a.txt": b"first" * 4, "e.txt": b"x" * 8000 + b"\0"}
+    binaries = {"c.bin": b"\0\1\2" * 9, "d.bin": b"x" * 7999 + b"\0"}  # as git says, by the first 8000 bytes
+    for name, content in (texts | binaries).items():
         (tmp_path / name).write_bytes(content)
     (tmp_path / "folder").mkdir()
     data = draw(0, "--data", tmp_path, "--vocab-size", 128)[2]
-    assert bytes(data.bytes) == b"first" * 4 + b"\n" + b"second" * 4
+    assert bytes(data.bytes) == b"\n".join(content for _, content in sorted(texts.items()))
 
 
 @pytest.mark.parametrize("version", [1, 2])
