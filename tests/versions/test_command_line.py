@@ -10,6 +10,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from types import SimpleNamespace
 from unittest import mock
 
 import pytest
@@ -65,7 +66,10 @@ COMMAND_LINES = {
         --enable-all-fusion --use-amp --amp-dtype bfloat16
         --disable-all-fusion
     """,
-    "3": "--disable-attention-kernel --use-amp --fp8",
+    "3": """
+        --disable-attention-kernel --use-amp --fp8
+        --hidden-dim 32768 --num-heads 256
+    """,
     "4": """
         --attention-backend auto --disable-torch-compile
         --enable-torch-compile --compile-mode default
@@ -135,7 +139,7 @@ ODD_COMMAND_LINES = {
     """,
     "3": """
         --hidden-dim: --hidden-dim 96 --num-heads 4
-        --hidden-dim: --hidden-dim 65536 --num-heads 512
+        at most 32768: --hidden-dim 32896 --num-heads 257 --num-kv-heads 1
         --disable-attention-kernel: --hidden-dim 24 --num-heads 1
         optimizer: --use-amp --amp-dtype float16 --disable-optimizer-kernel
         needs a GPU: --enable-torch-compile
@@ -504,3 +508,41 @@ def test_version_4_tries_its_attention_in_the_dtype_of_the_run(argv, dtype, monk
     same_heads = ["--num-heads", "2", "--num-kv-heads", "2"]
     script.parse_options([*argv, *same_heads, "--seq-len", "8", "--device", "cpu"])
     assert set(tried) == {getattr(torch, dtype)}
+
+
+BACKENDS = [  # on a GPU, compiled, precision, length, the backends that can run, the one that is chosen
+    (True, True, "bfloat16", 4095, ["math"], "flex"),
+    (True, True, "bfloat16", 4096, ["efficient", "math"], "efficient"),
+    (True, True, "tf32", 4096, [], "flex"),
+    (True, True, "float32", 64, ["math"], "math"),
+    (True, False, "bfloat16", 64, [], "math"),
+    (False, True, "bfloat16", 64, ["math"], "math"),
+]
+
+
+@pytest.mark.parametrize(("on_gpu", "compiled", "precision", "length", "can_run", "chosen"), BACKENDS)
+def test_version_4_chooses_the_attention_that_is_fastest(
+    on_gpu, compiled, precision, length, can_run, chosen, monkeypatch
+):
+    script = load_version(4)
+    monkeypatch.setattr(script, "can_run", lambda backend, options: backend in can_run)
+    use_amp = precision == "bfloat16"
+    options = SimpleNamespace(on_gpu=on_gpu, precision=precision, use_amp=use_amp, seq_len=length)
+    assert script.choose_backend(options, compiled) == chosen
+
+
+FUSED_LOSSES = [  # given, vocabulary, the loss kernel, torch.compile, what is chosen
+    (None, 16383, True, False, False),
+    (None, 16384, True, False, True),
+    (None, 16384, False, False, False),
+    (None, 16384, True, True, False),
+    (False, 16384, True, False, False),
+    (True, 50, True, False, True),
+]
+
+
+@pytest.mark.parametrize(("given", "vocabulary", "kernel", "compiled", "chosen"), FUSED_LOSSES)
+def test_version_3_fuses_the_loss_of_a_large_vocabulary_where_it_can(given, vocabulary, kernel, compiled, chosen):
+    options = SimpleNamespace(enable_fused_loss=given, vocab_size=vocabulary)
+    options.enable_loss_kernel, options.enable_torch_compile = kernel, compiled
+    assert load_version(3).choose_fused_loss(options) == chosen
