@@ -180,6 +180,18 @@ def test_what_the_fused_optimizer_is_compared_with_is_what_pytorch_chooses(versi
         assert optimizer.defaults[option] is plain[option] is None
 
 
+@pytest.mark.parametrize(("version", "argv"), [(1, []), (2, []), (3, ["--disable-optimizer-kernel"]), (4, [])])
+@pytest.mark.parametrize("graph", ["--graph", "--no-graph"])
+def test_pytorchs_adamw_counts_its_steps_where_a_graph_can(version, argv, graph, monkeypatch):
+    """On the GPU; on the host a replay would repeat the step of the capture."""
+    script = load_version(version)
+    options = script.parse_options([*SIZES, *argv, graph])
+    model = script.make_model(options)
+    monkeypatch.setattr(type(options), "on_gpu", True)
+    capturable = script.make_optimizer(model, options).defaults["capturable"]
+    assert capturable == (version == 4 or graph == "--graph")
+
+
 @pytest.mark.parametrize("first", range(5))
 def test_a_gradient_that_starts_between_16_bytes_is_copied(first):
     """DDP's gradients are views of its buckets, and the kernel reads 16 bytes at a time."""

@@ -1,5 +1,7 @@
 """Sequences of every length up to --seq-len, and vocabularies of every size."""
 
+from unittest import mock
+
 import pytest
 import torch
 
@@ -21,6 +23,22 @@ def test_a_shorter_sequence_is_a_prefix(version):
         logits = model(tokens)
         for T in (1, 5, 11):
             assert relative_error(model(tokens[:, :T]), logits[:, :T]) < bound, T
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+def test_version_4_computes_the_same_with_flex_attention():
+    """Of sequences of the length that its mask was made for; a CPU has it without gradients alone."""
+    script = load_version(4)
+    config = script.parse_options([*SIZES, "--vocab-size", "50", "--device", "cpu"])
+    model = script.make_model(config).requires_grad_(False)
+    tokens = script.batch(script.load_data(config), 0, config)[0]
+    logits = model(tokens)
+    script.use_flex_attention(model, config.seq_len, "cpu")
+    with mock.patch.object(script, "compiled_flex_attention", wraps=script.compiled_flex_attention) as flex:
+        assert relative_error(model(tokens), logits) < 1e-5
+        assert flex.call_count == config.num_layers
+        assert relative_error(model(tokens[:, :11]), logits[:, :11]) < 1e-5
+        assert flex.call_count == config.num_layers
 
 
 @pytest.mark.parametrize("version", SCRIPTS)
