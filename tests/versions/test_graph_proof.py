@@ -180,6 +180,30 @@ def test_a_graph_that_is_wrong_on_one_rank_is_believed_on_none(wrong):
     assert (trainer.graph is None) == any(wrong)
 
 
+@ON_CPU
+def test_a_scaler_that_synchronises_is_not_captured():
+    """AdamW of version 1 asks the host whether a gradient overflowed: a replay would never ask again."""
+    trainer = captured(1, HALF, whole_step)
+    assert trainer.graph is None and "the gradient scaler synchronises" in trainer.graph_reason
+
+
+@ON_CPU
+@pytest.mark.parametrize(("parallel", "mode"), [(None, "global"), ("ddp", "thread_local"), ("fsdp", "thread_local")])
+def test_how_several_ranks_capture(parallel, mode):
+    """NCCL's thread may query its events meanwhile; FSDP2 cannot go on from the middle of a step."""
+    _, trainer = train(1, [*SIZES, "--device", "cpu", "--no-graph"], steps=0)
+    trainer.options.parallel = parallel
+    trainer.step = mock.Mock(side_effect=RuntimeError("not permitted\nand more"))
+    graph = mock.Mock(side_effect=lambda *_, **__: contextlib.nullcontext())
+    said = contextlib.nullcontext()
+    if parallel == "fsdp":
+        said = pytest.raises(load_version(1).UserError, match="^--parallel fsdp needs --no-graph here: not permitted$")
+    with stubbed_graphs(trainer, whole_step), mock.patch.object(torch.cuda, "graph", graph), said:
+        trainer.capture_step()
+    assert graph.call_args.kwargs["capture_error_mode"] == mode
+    assert (trainer.graph, trainer.graph_reason) == (None, "not permitted")
+
+
 def test_a_run_without_its_graph_goes_on_as_if_it_had_never_tried():
     wanted, _ = train(1, [*SIZES, "--device", "cpu", "--no-graph"], steps=4)
     script = load_version(1)
