@@ -1,7 +1,5 @@
 """Train a version in this process, from a command line's options to losses and tensors."""
 
-import contextlib
-
 import pytest
 import torch
 
@@ -21,8 +19,7 @@ def train(version, argv, steps=10):
     torch.use_deterministic_algorithms(False)  # set_up_backend only ever turns it on
     script.set_up_backend(config)
     data = script.load_data(config)
-    # A graph must be captured on the stream that was warmed up, and not on the default stream.
-    with torch.cuda.stream(torch.cuda.Stream(config.device)) if config.on_gpu else contextlib.nullcontext():
+    with config.one_stream():
         trainer = script.Trainer(config)
         trainer.warm_up(*script.batch(data, 0, config), trainer.initial)
         losses = [trainer.run(*script.batch(data, step, config))["loss"] for step in range(steps)]

@@ -79,8 +79,6 @@ def serve(script, config, steps, answer):
 
 def work(request):
     """Run a warm process and return its exit status; errors end it as they end the script."""
-    import torch
-
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what libraries print must not stand between the answers
 
@@ -91,8 +89,7 @@ def work(request):
     config = script.parse_options(request["options"])
     try:
         script.set_up_backend(config)
-        # a graph cannot be captured on the default stream
-        with torch.cuda.stream(torch.cuda.Stream()) if config.on_gpu else contextlib.nullcontext():
+        with config.one_stream():
             serve(script, config, request["steps"], answer)
     except BaseException as error:
         status, message = script.user_message(error)

@@ -1,5 +1,6 @@
 """The scripts as they are called: options, refusals, and what they print and write."""
 
+import contextlib
 import datetime
 import hashlib
 import json
@@ -15,8 +16,11 @@ from unittest import mock
 
 import pytest
 import torch
+from torch.profiler import ProfilerActivity, profile
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from common.command_line import PRESETS
+from common.peers import peer_script
 from common.versions import SCRIPTS, load_version
 from marks import slow
 from processes import run_fork
@@ -508,6 +512,78 @@ def test_version_4_tries_its_attention_in_the_dtype_of_the_run(argv, dtype, monk
     same_heads = ["--num-heads", "2", "--num-kv-heads", "2"]
     script.parse_options([*argv, *same_heads, "--seq-len", "8", "--device", "cpu"])
     assert set(tried) == {getattr(torch, dtype)}
+
+
+needs_fp8_on_a_cpu = pytest.mark.skipif(torch.__version__ < (2, 13), reason="PyTorch has no fp8 matmul on a CPU")
+
+
+class Outside(TorchDispatchMode):
+    """Count the operations that run while no context of one_stream is open."""
+
+    def __init__(self, script):
+        super().__init__()
+        self.open, self.count = 0, 0
+        one_stream = script.Options.one_stream
+
+        @contextlib.contextmanager
+        def watched(options):
+            with one_stream(options):
+                self.open += 1
+                yield
+                self.open -= 1
+
+        self.patch = mock.patch.object(script.Options, "one_stream", watched)
+
+    def __torch_dispatch__(self, operation, types, arguments=(), named=None):
+        self.count += not self.open
+        return operation(*arguments, **named or {})
+
+
+@pytest.mark.parametrize(
+    ("version", "argv"),
+    [
+        (1, []),
+        (2, []),
+        (3, ["--disable-attention-kernel"]),
+        pytest.param(3, ["--disable-attention-kernel", "--use-amp", "--fp8"], marks=needs_fp8_on_a_cpu),
+        (4, []),
+        (4, ["--attention-backend", "math"]),
+        ("peer", ["--attention-backend", "math", "--no-graph"]),
+    ],
+)
+def test_trials_of_options_and_steps_share_one_stream(version, argv, tmp_path):
+    """A graph is 5 % slower on a GPU where another stream has been used, if only to try an attention."""
+    script = peer_script() if version == "peer" else load_version(version)
+    outside = Outside(script)
+    with outside.patch, outside:
+        assert script.main([*MINI, *argv, "--num-steps", "1", "--warmup-steps", "1", "--device", "cpu"]) == 0
+    assert outside.count == 0
+
+
+def test_a_process_has_one_stream(monkeypatch):
+    script, made = load_version(1), []
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: made.append(device) or device)
+    monkeypatch.setattr(torch.cuda, "stream", contextlib.nullcontext)
+    for options in (script.Options(device="cuda:7"), script.Options(device="cuda:7")):
+        with options.one_stream() as stream:
+            assert stream == "cuda:7"
+    assert made == ["cuda:7"]
+    with script.Options(device="cpu").one_stream() as stream:
+        assert stream is None
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("version", "argv"),
+    [(1, []), (3, []), (3, ["--fp8"]), (4, ["--attention-backend", "flash"]), (4, ["--seq-len", "4096"])],
+)
+def test_no_kernel_of_a_run_is_on_another_stream(version, argv, capsys):
+    sizes = "--preset tiny --use-amp --num-steps 1 --batch-size 2 --no-graph".split()
+    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+        assert call(version, [*sizes, *argv], capsys)[0] == 0
+        torch.cuda.synchronize()
+    kernels = [event for event in profiler.profiler.kineto_results.events() if "CUDA" in str(event.device_type())]
+    assert len(kernels) > 10 and len({event.device_resource_id() for event in kernels}) == 1
 
 
 BACKENDS = [  # on a GPU, compiled, precision, length, the backends that can run, the one that is chosen
