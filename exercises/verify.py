@@ -8,7 +8,7 @@ import time
 
 from answers import REGION, exercises, folder_of, grade, hints, is_started, solution_of
 from common.versions import SCRIPTS
-from grading import count_cases, load_task
+from grading import load_task
 
 
 def same_outside_regions(stub, solution):
@@ -40,7 +40,7 @@ def find_faults(folder, of_version3):
         yield "README.md is longer than 60 lines"
     if "**Deliverable.**" not in readme:
         yield "README.md names no deliverable"
-    passed = f"{folder.name[:2]} passed: {count_cases(load_task(folder))}"
+    passed = f"{folder.name[:2]} passed: {len(load_task(folder).cases)} cases"  # in more dtypes on a GPU
     if passed not in readme:
         yield f"README.md does not say what a right answer gets: {passed}"
     for name, parameters in kernels(solution_of(folder)).items():

@@ -495,6 +495,7 @@ def test_solutions_alone_are_verified(monkeypatch, capsys):
         ("hints.md", "## 3", "3", "three sections"),
         ("README.md", "# SwiGLU", "\n" * 60, "longer than 60 lines"),
         ("README.md", "**Deliverable.**", "", "names no deliverable"),
+        ("README.md", "4 cases", "5 cases", "does not say what a right answer gets: 03 passed: 4 cases"),
         ("solution.py", "x_ptr, y_ptr, rows", "y_ptr, rows", "could not take its place in tiny_llama_v3.py"),
     ],
 )
@@ -503,6 +504,16 @@ def test_faults_of_an_exercise_are_found(workshop, name, old, new, said):
     assert list(verify.find_faults(folder, VERSION3)) == []
     (folder / name).write_text((folder / name).read_text().replace(old, new))
     assert any(said in fault for fault in verify.find_faults(folder, VERSION3))
+
+
+@pytest.mark.parametrize("number", EXERCISES)
+def test_a_page_is_right_on_a_gpu_too(number, monkeypatch):
+    """A GPU has one dtype more than the interpreter: no page may promise their number alone."""
+    task = grading.load_task(EXERCISES[number])
+    if len(task.dtypes) > 1:
+        task = dataclasses.replace(task, dtypes=(torch.float32, torch.float16, torch.bfloat16))
+    monkeypatch.setattr(verify, "load_task", lambda folder: task)
+    assert list(verify.find_faults(EXERCISES[number], VERSION3)) == []
 
 
 def test_wrong_verdicts_are_found():
