@@ -1,5 +1,6 @@
 """compare_training.py: what is the same gets a speed, what differs is named, and scripts compute their own numbers."""
 
+import importlib.util
 import json
 import os
 import pathlib
@@ -121,6 +122,21 @@ def test_verdicts_on_a_gpt(compare, ways):
     status, report, printed = compare(old, new, "--no-speed")
     assert report["verdict"] == verdict and re.search(words, report["reason"] or ""), printed
     assert status == {SAME: 0, "not comparable": 2}.get(verdict, 1)
+
+
+def test_the_page_s_script_is_found_again_after_its_repair(tmp_path):
+    """The page has its reader repair the script before it compares the ways."""
+    folder = REPOSITORY / "exercises" / "own_script"
+    found = (folder / "train_characters.py").read_text()
+    spec = importlib.util.spec_from_file_location("ways", folder / "ways.py")
+    ways = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(ways)
+    mended = ways.changed(found, "mended")
+    assert mended != found and ways.changed(mended, "mended") == mended
+    assert ways.changed(found, "found") == ways.changed(mended, "found") == found
+    assert ways.changed(mended, "kept") == ways.changed(ways.changed(found, "kept"), "mended")
+    with pytest.raises(SystemExit, match="git restore"):
+        ways.changed(mended.replace("backward(y, grad_y)", "backward([y], [grad_y])"), "found")
 
 
 # ---------------------------------------------------------------- other scripts
