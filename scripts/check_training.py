@@ -2451,6 +2451,15 @@ def sentence_on(error):
     return f"the script raised {what}{place}"
 
 
+def words_on_exit(code):
+    """Say with which status sys.exit(code) ended the script; None if with 0."""
+    if code in (None, 0):
+        return None
+    if isinstance(code, int):
+        return f"ended with status {code}"
+    return f"ended with status 1: {str(code).partition(chr(10))[0]}"
+
+
 def is_own(kind):
     """Say whether the user wrote a class."""
     file = getattr(sys.modules.get(kind.__module__), "__file__", None) or ""
@@ -2500,7 +2509,8 @@ def run_script(watch, command):
             watch.models.own_names = names_in(variables_of(end))
         except SystemExit as end:
             watch.models.own_names = names_in(variables_of(end))
-            return None if end.code in (None, 0) else f"the script ended with status {end.code}"
+            words = words_on_exit(end.code)
+            return f"the script {words}" if words else None
         except Exception as error:
             return sentence_on(error)
     return None

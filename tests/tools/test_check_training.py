@@ -1498,7 +1498,8 @@ def test_the_runs_again_are_bounded_in_time(check, monkeypatch):
 BAD = {
     "raise ValueError('no data\\nmore')": "the script raised ValueError: no data (script.py, line 1)",
     "def load():\n    raise OSError('no disk')\nload()": "the script raised OSError: no disk (script.py, line 2)",
-    "import sys\nsys.exit(3)": "the script ended with status 3",
+    "import sys\nsys.exit(3)": "the script ended with status 3\n",
+    "import sys\nsys.exit('no data\\nmore')": "the script ended with status 1: no data\n",
     "print('nothing to train')": "no torch.optim optimizer stepped",
     "def f(:": "the script raised SyntaxError: invalid syntax (script.py, line 1)",
 }

@@ -715,8 +715,8 @@ def run(request):
     except Ended:
         return
     except SystemExit as end:
-        if end.code not in (None, 0):
-            reason = f"it ended with status {end.code}"
+        words = check.words_on_exit(end.code)
+        reason = f"it {words}" if words else None
     except Exception as error:
         traceback.print_exc()
         reason = sentence_on(error)
