@@ -36,7 +36,7 @@ fail() {
     exit 1
 }
 
-usage() { sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//;p}' "$0"; } # the first comment of the script that was started
+usage() { sed -n -e '1d' -e '/^#/!q' -e 's/^# \{0,1\}//p' "$0"; } # the first comment of the script that was started
 
 quoted() { # WORDS...: a command that can be pasted, from a folder with a space too
     local line

@@ -1,5 +1,6 @@
 """scripts/common/environment.sh on machines of many kinds, without a network: stubs of wheels and of GPU tools."""
 
+import itertools
 import os
 import pathlib
 import platform
@@ -568,3 +569,12 @@ def test_shell_scripts_are_clean():
     scripts = sorted({*scripts, REPOSITORY / ".ci" / "run", REPOSITORY / "scripts" / "train.sbatch"})
     result = subprocess.run([checker, *scripts], cwd=REPOSITORY, capture_output=True, text=True, timeout=120)
     assert result.returncode == 0, result.stdout + result.stderr
+
+
+@pytest.mark.parametrize("script", ["quickstart.sh", "test.sh", "check_room.sh", "maintain/record.sh"])
+def test_the_help_is_the_first_comment_alone(script):
+    path = REPOSITORY / "scripts" / script
+    result = subprocess.run([path, "--help"], capture_output=True, text=True, timeout=20)
+    _, *lines = path.read_text().splitlines()
+    told = [line[2:] for line in itertools.takewhile(lambda line: line.startswith("#"), lines)]
+    assert (result.returncode, result.stderr) == (0, "") and result.stdout.splitlines() == told
