@@ -14,6 +14,12 @@ STARTS_NEEDED = 3
 NO_PAIR = "nothing was timed against itself"
 
 
+def rotated(names, turn):
+    """Return a round's order: its turn is one place later in every round."""
+    turn %= len(names)
+    return names[turn:] + names[:turn]
+
+
 class Gain(NamedTuple):
     """Hold a ratio of times: its median over the rounds, its range, and whether it shows a difference."""
 

@@ -26,6 +26,7 @@ if __name__ == "__main__":
     sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
 from common.command_line import Failure, progress
+from common.ratios import rotated
 from common.runs import OutOfMemory, end, last_words
 from common.versions import load_version
 
@@ -164,11 +165,6 @@ def with_pair(names, again):
     if place > len(names):
         place -= len(names)
     return [*names[:place], again + AGAIN, *names[place:]]
-
-
-def rotated(names, turn):
-    turn %= len(names)
-    return names[turn:] + names[:turn]
 
 
 class Rounds:

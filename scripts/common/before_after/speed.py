@@ -9,7 +9,7 @@ from typing import NamedTuple
 from common.before_after.runs import STEP_S
 from common.before_after.session import CONTROL, NEW, OLD
 from common.command_line import progress
-from common.ratios import STARTS_NEEDED, gain
+from common.ratios import STARTS_NEEDED, gain, rotated
 
 PASSES = 5  # how often a round asks every script: the speed of a host drifts within seconds
 PASS_S = 0.1  # seconds of a pass, at least, unless ten steps are fewer
@@ -61,11 +61,6 @@ def warm_up(run):
 def steps_of_pass(seconds):
     """Return how many steps a pass has where a step takes so many seconds."""
     return max(1, min(STEPS, round(PASS_S / max(seconds, 1e-9))))
-
-
-def rotated(names, turn):
-    turn %= len(names)
-    return names[turn:] + names[:turn]
 
 
 def passes(runs, turn, steps):
