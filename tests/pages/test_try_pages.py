@@ -39,22 +39,26 @@ def test_each_command_gets_a_line(page_of, capsys, tmp_path):
         "python compare_training.py -- ways.py mended --versus ways.py found || exit 1",
         "python compare_training.py -- ways.py mended --versus ways.py kept || exit 1",
         "python check_training.py -- train_characters.py || exit 1",
+        "python compare_training.py -- v3_stage5_x.py --versus v3_stage6_x.py || exit 1",
         "python inspect_kernels.py --tiles 128x64 --stages 2 6 || exit 1",
+        "python v3_stage1_x.py --check || exit 1",
+        "python v3_stage1_x.py || exit 1",
         "record.sh FOLDER",
         "echo $TINY_LLAMA_PYTHON >>environment",
         "cat environment",
     )
     assert try_pages.main(["--output-dir", "a folder"]) == 1
-    *tried, again, _, _, summary = capsys.readouterr().out.splitlines()
+    *tried, again, _, _, _, summary = capsys.readouterr().out.splitlines()
     ended, words = zip(*((line[:12].strip(), line.split("  | ")[1]) for line in tried), strict=True)
-    assert ended == ("ok", "ok", "failed", "ok", "ok", "failed", "ok", "failed", "ok", "ok", "passed over", "ok", "ok")
+    said = ["ok", "failed", *["ok"] * 4, "failed"]  # of training, tiles and stages
+    assert ended == ("ok", "ok", "failed", "ok", "ok", "failed", *said, "passed over", "ok", "ok")
     place = pathlib.Path(words[1])
     assert place.name == "version1_pytorch_baseline" and not place.is_relative_to(tmp_path)
-    assert words[0] == words[12] == sys.executable
+    assert words[0] == words[15] == sys.executable
     assert words[2] == "status 3: no such thing" and "why not" not in tried[2]
-    assert again == tried[2] and summary.startswith("9 ok, 3 failed, 0 cut off, 1 passed over")
+    assert again == tried[2] and summary.startswith("11 ok, 4 failed, 0 cut off, 1 passed over")
     logs = sorted((tmp_path / "a folder").iterdir())
-    assert len(logs) == 12 and ".git" not in logs[1].read_text().split()
+    assert len(logs) == 15 and ".git" not in logs[1].read_text().split()
 
 
 @pytest.mark.parametrize(
