@@ -163,11 +163,11 @@ class Program:
                 if wave.barriers_reached != barrier:
                     raise Fault(f"{self.kernel.target} {self.kernel.name}: waves wait at different barriers")
 
-    def launch(self, grid, given, ranges, warps, dynamic_lds=0, order=1, seed=0, workgroups=None, progress=None):
-        """Run every workgroup of a grid (x, y, z), or those of `workgroups`, and return the Totals.
+    def launch(self, grid, given, ranges, warps, dynamic_lds, order, seed, progress):
+        """Run every workgroup of a grid (x, y, z), and return the Totals.
 
         given: the bytes of each argument. ranges: (first address, end) of what the kernel may touch.
-        progress(done, of): called after each workgroup.
+        progress(done, of): called after each workgroup, unless it is None.
         """
         noise = np.random.default_rng(seed)
         arguments = self.arguments(given, grid, warps, dynamic_lds)
@@ -176,8 +176,7 @@ class Program:
         lds = LDS(self.kernel.lds + dynamic_lds, warps)
         waves = [Wave(self.kernel, number, lds, memory) for number in range(warps)]
         counts = [0 for _ in self.steps]
-        if workgroups is None:
-            workgroups = [(x, y, z) for z in range(grid[2]) for y in range(grid[1]) for x in range(grid[0])]
+        workgroups = [(x, y, z) for z in range(grid[2]) for y in range(grid[1]) for x in range(grid[0])]
         with np.errstate(all="ignore"):
             for done, workgroup in enumerate(workgroups, 1):
                 lds.start(noise)
