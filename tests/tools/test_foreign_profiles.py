@@ -977,6 +977,56 @@ def database_of(events, kind, path):
     return path
 
 
+def rpd_of(events, path):
+    """Write kernels, copies, the host's launches and operators of a trace into a database of rocmProfileData."""
+    strings = {"": 1}
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        for table, columns in (
+            ("rocpd_op", "id, gpuId, queueId, start, end, description_id, opType_id"),
+            ("rocpd_api", "id, pid, tid, start, end, apiName_id, args_id"),
+            ("rocpd_api_ops", "api_id, op_id"),
+            ("rocpd_string", "id INTEGER PRIMARY KEY, string"),
+        ):
+            connection.execute(f"CREATE TABLE {table} ({columns})")
+        for i, event in enumerate(events, 100):
+            times = (int(1e3 * event["ts"]), int(1e3 * (event["ts"] + event["dur"])))
+            number = event["args"].get("correlation", i)
+            name = strings.setdefault(event["name"], len(strings) + 1)
+            if event["cat"] in ("kernel", "gpu_memcpy"):
+                kind = "KernelExecution" if event["cat"] == "kernel" else "CopyDeviceToHost"
+                names = (name if event["cat"] == "kernel" else 1, strings.setdefault(kind, len(strings) + 1))
+                row = (i, 0, event["args"]["stream"], *times, *names)
+                connection.execute("INSERT INTO rocpd_op VALUES (?, ?, ?, ?, ?, ?, ?)", row)
+                connection.execute("INSERT INTO rocpd_api_ops VALUES (?, ?)", (number, i))
+            else:
+                marker = strings.setdefault("UserMarker", len(strings) + 1)
+                names = (marker, name) if event["cat"] == "cpu_op" else (name, 1)
+                row = (number, event["pid"], event["tid"], *times, *names)
+                connection.execute("INSERT INTO rocpd_api VALUES (?, ?, ?, ?, ?, ?, ?)", row)
+        connection.executemany("INSERT INTO rocpd_string VALUES (?, ?)", [(i, word) for word, i in strings.items()])
+        connection.commit()
+    return path
+
+
+def test_an_rpd_holds_kernels_copies_and_the_hosts_calls(tmp_path, capsys):
+    """vLLM and SGLang are profiled with it on AMD's GPUs: it was "a database without kernel times"."""
+    path = rpd_of(WHY["host"][0], tmp_path / "trace.rpd")
+    found = idle_of(tmp_path, capsys)
+    (gap,) = found["largest_gaps"]
+    assert (found["busy_us"], gap["reason"], gap["host"]) == (140, idle.LATE, "aten::topk (100 %)")
+    path.unlink()
+    copy = rpd_of(WHY["item"][0], tmp_path / "copy.rpd")
+    assert [(call.name, call.kind, call.gpu) for call in read_profile(copy).calls] == [
+        ("CopyDeviceToHost", "copy", "0"),
+        ("gemm", "kernel", "0"),
+    ]
+    assert idle_of(copy, capsys)["largest_gaps"][0]["reason"] == idle.COPY
+    packed = tmp_path / "copy.rpd.gz"
+    packed.write_bytes(gzip.compress(copy.read_bytes()))
+    for main in (kernel_times.main, kernel_counters.main):
+        refused(main, [packed], capsys, "is a packed database: unpack it with gunzip")
+
+
 @pytest.mark.parametrize("name", ["loader", "stream", "event", "peer", "copy", "queue"])
 @pytest.mark.parametrize("kind", DATABASES)
 def test_why_the_gpu_idled_from_the_launches_in_a_database(kind, name, tmp_path, capsys):

@@ -544,6 +544,10 @@ def broken_files(folder):
             b'{"traceEvents": [{}, {"ph": "X", "name": "k", "ts": "1", "dur": "2", "args": {"BeginNs": "1000"}}]}',
             "rocprof's old trace: give its results.csv",
         ),
+        "rpd.json": (
+            b'[ {}\n,{"ph": "X", "name": "k", "ts": "1", "dur": "2", "args": {"desc": "KernelExecution"}}]',
+            "made of an .rpd: give that one",
+        ),
         "no_events.json": (b'{"traceEvents": []}', "lists no kernel"),
         "profile_v1.json": (b'{"trace": "trace_9.json", "steps_profiled": 2}', "trace_9.json cannot be read"),
         "cut.db": (sample("rocm-7.0/results.sql", folder).read_bytes()[:4000], "cut off or damaged"),
@@ -556,7 +560,7 @@ def broken_files(folder):
         ("CUPTI_ACTIVITY_KIND_GRAPH_TRACE", "--cuda-graph-trace=node"),
         ("TARGET_INFO_GPU", "an export of Nsight Systems without kernels: record it with nsys profile --trace=cuda"),
         ("OPS", "rocprof's old database: give its results.csv"),
-        ("rocpd_op", "neither rocpd"),
+        ("samples", "neither rocpd, rpd nor"),
     ):
         connection = sqlite3.connect(folder / f"{table}.sqlite")
         connection.execute(f"CREATE TABLE {table} (start INT, end INT)")

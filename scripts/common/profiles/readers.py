@@ -226,7 +226,7 @@ def summed_kernel(row):
     return checked_kernel(row["name"], 0, number(row["total"]), calls=calls, bounds_ns=bounds)
 
 
-# ---------------------------------------------------------------- databases: rocpd, nsys
+# ---------------------------------------------------------------- databases: rocpd, rpd, nsys
 
 SQLITE = b"SQLite format 3\0"
 NSYS = "CUPTI_ACTIVITY_KIND_"
@@ -244,6 +244,19 @@ HOST_TABLES = [  # of the host's calls: table, SQL for name and process
     ("regions", "name", "pid", "tid"),
     (f"{NSYS}RUNTIME", "(SELECT value FROM StringIds WHERE id = nameId)", "globalTid & ~0xFFFFFF", "globalTid"),
 ]
+RPD = "rocpd_op"  # the table of rocmProfileData's .rpd files, which have other tables than ROCm 7's rocpd
+RPD_OPERATIONS = (
+    "SELECT coalesce(nullif(W.string, ''), K.string) name, O.start, O.end, pid, gpuId deviceId, queueId stream_id, "
+    "api_id stack_id FROM rocpd_op O JOIN rocpd_string W ON W.id = description_id JOIN rocpd_string K ON K.id = opType_id "
+    "LEFT JOIN rocpd_api_ops ON op_id = O.id LEFT JOIN rocpd_api A ON A.id = api_id WHERE"
+)
+RPD_COPIES = "(K.string LIKE '%copy%' OR K.string LIKE '%memcpy%' OR K.string LIKE '%memset%' OR K.string LIKE 'fill%')"
+RPD_VIEWS = {  # of them what TABLES and HOST_TABLES ask for. A marker, such as an operator of PyTorch, is in its args.
+    "kernels": f"{RPD_OPERATIONS} NOT {RPD_COPIES}",
+    "memory_copies": f"{RPD_OPERATIONS} {RPD_COPIES}",
+    "regions": "SELECT CASE W.string WHEN 'UserMarker' THEN M.string ELSE W.string END name, start, end, pid, tid, "
+    "A.id stack_id FROM rocpd_api A JOIN rocpd_string W ON W.id = apiName_id JOIN rocpd_string M ON M.id = args_id",
+}
 GPU_COLUMNS = {"agent_abs_index", "agent_absolute_index", "deviceId"}  # of rocpd's kernels, old and new, and of nsys
 PROCESS_COLUMNS = {"pid", "globalPid"}
 STREAM_COLUMNS = {"stream_id", "streamId"}
@@ -263,11 +276,19 @@ CALL_EVERY = 10**6  # instructions of SQLite's virtual machine
 @contextlib.contextmanager
 def database(path):
     """Open an SQLite file for reading; yield the connection and the names of its tables and views."""
+    with open(path, "rb") as opened:
+        if opened.read(len(GZIP)) == GZIP:
+            raise Failure(2, "is a packed database: unpack it with gunzip")
     end = time.monotonic() + LONGEST_S
     with contextlib.closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as connection:
         connection.set_progress_handler(lambda: time.monotonic() > end, CALL_EVERY)
         try:
-            yield connection, {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
+            names = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
+            if RPD in names:
+                for view, query in RPD_VIEWS.items():
+                    connection.execute(f"CREATE TEMP VIEW {view} AS {query}")
+                names |= set(RPD_VIEWS)
+            yield connection, names
         except sqlite3.OperationalError as error:
             if str(error) == "interrupted":
                 raise Failure(2, f"takes more than {LONGEST_S} s to read: export fewer steps") from None
@@ -289,7 +310,7 @@ def read_database(path):
                 raise Failure(2, f"is an export of Nsight Systems without kernels: {way}")
             if "OPS" in names:
                 raise Failure(2, "is rocprof's old database: give its results.csv")
-            raise Failure(2, "is a database without kernel times, neither rocpd nor an export of Nsight Systems")
+            raise Failure(2, "is a database without kernel times, neither rocpd, rpd nor an export of Nsight Systems")
         rows = []
         for table, kind, column in TABLES:
             if table in names:
@@ -364,7 +385,11 @@ def read_json(path, content, linked, gpu):
 
     content: what is parsed of the file. linked: a profile_*.json named this file, which must be a trace.
     """
-    if isinstance(content, list) and content and all(isinstance(one, dict) and "ph" in one for one in content):
+    if (
+        isinstance(content, list)
+        and any(content)
+        and all(isinstance(one, dict) and ("ph" in one or not one) for one in content)
+    ):
         content = {"traceEvents": content}  # the short form of a Chrome trace
     if isinstance(content, dict) and "traceEvents" in content:
         if any("BeginNs" in (event.get("args") or {}) for event in itertools.islice(content["traceEvents"], 100)):

@@ -68,6 +68,8 @@ def read_trace(path, content, gpu=None):
     """
     spans = timed_events(content["traceEvents"])
     if not spans and content["traceEvents"] and "schemaVersion" not in content:
+        if any((event.get("args") or {}).get("desc") == "KernelExecution" for event in content["traceEvents"]):
+            raise Failure(2, "was made of an .rpd: give that one")
         kinds = "none of a kind that PyTorch's profiler writes: record it with torch.profiler"
         raise Failure(2, f"holds {len(content['traceEvents']):,} events, {kinds}")
     origin_us = spans[0]["ts"] if spans else 0
