@@ -516,6 +516,20 @@ def test_no_two_kernels_share_a_printed_name(write, capsys):
     assert len(set(rows)) == len(names)
 
 
+MANGLED = "_ZN2at6native29vectorized_elementwise_kernelILi128EZZZNS0_%sERNS_18TensorIteratorBaseEEUlfE_DF16_EEviT0_T1_"
+SHOWN = {  # what PyTorch writes on Windows: what to print of it
+    MANGLED % "12_GLOBAL__N_119launch_clamp_scalar": "vectorized_elementwise_kernel launch_clam...",
+    MANGLED % "15CUDAFunctor_add": "vectorized_elementwise_kernel CUDAFunctor...",
+    "_ZN5cudnn17bn_fw_tr_1C11_kerIffiLi1ELb1EEEv": "cudnn bn_fw_tr_1C11_ker",
+    "_Z": "_Z",
+    "_Z99cut": "_Z99cut",
+}
+
+
+def test_a_mangled_name_shows_its_identifiers():
+    assert shown_names(SHOWN, 44) == SHOWN
+
+
 # ---------------------------------------------------------------- 8: forms of files
 
 
@@ -1213,6 +1227,11 @@ def test_what_a_table_of_matmuls_cannot_tell_is_said(write):
     found = gemms.gemm_results(read_profile(write(events)))
     assert [row["m"] for row in found["gemms"]] == [1024, 4096]
     assert found["remarks"] == ["0.040 ms of matmuls have no recorded shapes, so they aren't in this table."]
+    conv = matmul(7, [[1, 3, 8, 8], [4, 3, 3, 3]]) | {"name": "aten::cudnn_convolution"}
+    conv = [conv, kernel("implicit_convolve_sgemm", 6000, 30, **{"External id": 7})]
+    found = gemms.gemm_results(read_profile(write([*events[:2], *conv])))
+    assert found["remarks"][0] == "0.030 ms of convolutions aren't in this table: it rates matmuls alone."
+    assert gemms.no_gemms(read_profile(write(conv))) == "There is no matmul in it, only convolutions."
     found = gemms.gemm_results(read_profile(write(events)), {"matmul_tflops": 100})
     assert [row["peak_tflops"] for row in found["gemms"]] == [None, 100]  # --peak is that of the main precision
     assert [row["lost_ms"] for row in found["gemms"]] == [None, 0]

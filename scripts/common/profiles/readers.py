@@ -247,7 +247,8 @@ HOST_TABLES = [  # of the host's calls: table, SQL for name and process
 RPD = "rocpd_op"  # the table of rocmProfileData's .rpd files, which have other tables than ROCm 7's rocpd
 RPD_OPERATIONS = (
     "SELECT coalesce(nullif(W.string, ''), K.string) name, O.start, O.end, pid, gpuId deviceId, queueId stream_id, "
-    "api_id stack_id FROM rocpd_op O JOIN rocpd_string W ON W.id = description_id JOIN rocpd_string K ON K.id = opType_id "
+    "api_id stack_id FROM rocpd_op O JOIN rocpd_string W ON W.id = description_id "
+    "JOIN rocpd_string K ON K.id = opType_id "
     "LEFT JOIN rocpd_api_ops ON op_id = O.id LEFT JOIN rocpd_api A ON A.id = api_id WHERE"
 )
 RPD_COPIES = "(K.string LIKE '%copy%' OR K.string LIKE '%memcpy%' OR K.string LIKE '%memset%' OR K.string LIKE 'fill%')"

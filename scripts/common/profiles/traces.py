@@ -175,7 +175,7 @@ def check_cpu_only(content, runtime, memory, device):
 
 
 NOT_SEEN = "record it with ProfilerActivity.CUDA; if it was, the profiler can't see this GPU (as in some WSL): try nsys"
-LOST_ALL = "the profiler lost them; profile fewer steps, and run no other profiler at the same time"
+LOST_ALL = "the profiler lost them or can't see this GPU (as in WSL): profile fewer steps, beside no other profiler"
 
 
 def whole_number(value):
