@@ -673,6 +673,9 @@ def test_counters_without_a_value_are_said_and_details_are_read(tmp_path, capsys
     )
     (row,) = result_of(kernel_counters.main, [path], capsys)["counters"]
     assert (row["counter"], row["unit"], row["mean"]) == ("Duration", "us", 1010.5)
+    for value in ("9,00", "1.234.567", "1.234,5"):  # ncu where decimals have a comma: 9,00 was 900
+        path.write_text(f'{header}"0","k","Launch","Throughput","%","{value}"\n')
+        refused(kernel_counters.main, [path], capsys, f"has numbers like {value}: write it where decimals have a point")
 
 
 # ---------------------------------------------------------------- 9: times since 1970
@@ -720,7 +723,9 @@ def test_kernels_that_name_their_launch_belong_to_the_operator_around_it(write, 
 
 NSYS = {  # what nsys stats --format csv writes, after lines about its progress
     "cuda_gpu_kern_sum": (
-        'Processing [x.sqlite] with [x.py]...\n\n"Time (%)","Total Time (ns)","Instances","Avg (ns)","Med (ns)",'
+        "\nNOTICE: Existing SQLite export found: x.sqlite\n        It is assumed file was previously exported from: x\n"
+        "        Consider using --force-export=true if needed.\n\nProcessing [x.sqlite] with [x.py]...\n\n"
+        '"Time (%)","Total Time (ns)","Instances","Avg (ns)","Med (ns)",'
         '"Min (ns)","Max (ns)","StdDev (ns)","Name"\n99.0,600,3,200.0,200.0,100,300,1.0,"k"\n',
         None,
     ),
@@ -730,6 +735,37 @@ NSYS = {  # what nsys stats --format csv writes, after lines about its progress
         100,
     ),
 }
+
+
+def test_several_reports_of_nsys_stats_in_one_file_are_said(tmp_path, capsys):
+    path = tmp_path / "all.csv"
+    path.write_text(
+        "".join(content for content, _ in NSYS.values()).replace("Start (ns)", "Processing [x]\nStart (ns)")
+    )
+    refused(kernel_times.main, [path], capsys, "holds several reports of nsys stats: write one, with --report")
+    path.write_text("\nProcessing [x.sqlite] with [x.py]...\nSKIPPED: x.sqlite does not contain CUDA kernel data.\n\n")
+    refused(kernel_times.main, [path], capsys, "has no kernel times")
+
+
+OLD_ROCPROF = (  # version 1, with counters alone and with times, and version 2
+    "Index,KernelName,gpu-id,queue-id,pid,obj,FETCH_SIZE\n0,fill.kd,{0},0,7,0x0,{1}\n",
+    "Index,KernelName,gpu-id,queue-id,pid,obj,FETCH_SIZE,DispatchNs,BeginNs,EndNs,CompleteNs\n"
+    "0,fill.kd,{0},0,7,0x0,{1},1,2,3,4\n",
+    "Dispatch_ID,GPU_ID,Queue_ID,PID,Kernel_Name,Start_Timestamp,End_Timestamp,Correlation_ID,FETCH_SIZE\n"
+    "0,{0},0,7,fill.kd,2,3,1,{1}\n",
+)
+
+
+@pytest.mark.parametrize("row", OLD_ROCPROF)
+def test_the_old_rocprof_names_gpus_and_counters(row, tmp_path, capsys):
+    """Kernels of two GPUs filled each other's gaps, and counters in columns were called none."""
+    path = tmp_path / "results.csv"
+    path.write_text(row.format(1, 8) + row.format(2, 4).partition("\n")[2])
+    found = result_of(kernel_counters.main, [path], capsys)
+    assert [(one["counter"], one["mean"]) for one in found["counters"]] == [("FETCH_SIZE", 6)]
+    assert "These are the counters of 2 GPUs" in found["remarks"][0]
+    if "Ns" in row or "_Timestamp" in row:
+        refused(launches.main, ["--trace-file", path], capsys, "2 GPUs: choose one with --gpu, of 1, 2")
 
 
 @pytest.mark.parametrize("name", NSYS)

@@ -118,12 +118,15 @@ CSV_NAMES = {  # a profiler's heading, in lower case -> our name
     "end_timestamp": "end",
     "endns": "end",
     "agent_id": "gpu",
+    "gpu-id": "gpu",
+    "gpu_id": "gpu",
     "guid": "process",
     "process_id": "process",
     "process id": "process",
     "device": "gpu",
     "pid": "process",
     "queue_id": "queue",
+    "queue-id": "queue",
     "dispatch_id": "dispatch",
     "calls": "calls",
     "totaldurationns": "total",
@@ -147,7 +150,8 @@ CSV_NAMES = {  # a profiler's heading, in lower case -> our name
 }
 
 
-MESSAGES = re.compile(r"==|Processing \[|Generating SQLite|NOTICE: ")  # of ncu, and of nsys stats
+# of ncu, and of nsys stats
+MESSAGES = re.compile(r"==|Processing \[|Generating SQLite|NOTICE: |SKIPPED: | +(It is assumed|Consider using) ")
 HOST_CALLS = re.compile(  # rows of ROCm's tables of API functions, and of its table of domains
     r"(__)?hip[A-Z]\w*|hsa_\w+|(nccl|roctx|rocdec|rocJpeg)(?!\w*Kernel)[A-Z]\w*|[A-Z]+_API|KERNEL_DISPATCH|"
     r"MEMORY_(COPY|ALLOCATION)|SCRATCH_MEMORY"
@@ -161,6 +165,8 @@ def read_table(text):
     """Return the header of a CSV file with our names for its columns, and an iterator over its rows as dictionaries."""
     if not text.endswith("\n"):
         raise ValueError("its last line has no end")  # its last number may be cut off
+    if len(re.findall(r"^Processing \[", text, re.MULTILINE)) > 1:
+        raise Failure(2, "holds several reports of nsys stats: write one, with --report cuda_gpu_trace")
     lines = [line for line in text.splitlines() if line and not MESSAGES.match(line)]
     header, *rows = list(csv.reader(lines)) or [[]]
     header = [CSV_NAMES.get(cell.strip().lower(), cell.strip()) for cell in header]
@@ -440,6 +446,9 @@ def finished(path, calls, warnings=(), host=()):
     return Profile(path, calls, sources=tuple(sorted(sources)), host=list(host), warnings=warnings, early=early)
 
 
+NO_TEXT = re.compile(rb"[\x01-\x08\x0e-\x1f]")
+
+
 def read_file(path, gpu=None, linked=False):
     """Return the profiles in one file; tell its format by its content, not by its name.
 
@@ -452,8 +461,8 @@ def read_file(path, gpu=None, linked=False):
         if content.startswith(SQLITE):
             return parts_of(read_database(path), gpu)
         is_json = re.match(rb"\s*($|[{[])", content)  # blanks alone are damaged in any format
-        # A Perfetto trace begins with a line feed; so do PyTorch 2.7's traces, which are JSON.
-        if b"\0" in content or (content.startswith(b"\n") and not is_json):
+        # A Perfetto trace begins with a line feed; so do PyTorch 2.7's traces, which are JSON, and nsys stats' tables.
+        if b"\0" in content or (content.startswith(b"\n") and not is_json and NO_TEXT.search(content)):
             return parts_of(finished(path, read_perfetto(content)), gpu)
         text = content.decode("utf-8", errors="replace")
         del content  # a trace can have a gigabyte, and each copy of it takes memory and time
