@@ -308,10 +308,7 @@ def read_database(path):
         if f"{NSYS}GRAPH_TRACE" in names and f"{NSYS}KERNEL" not in names:
             raise Failure(2, "has one entry for a whole CUDA graph: record it with nsys --cuda-graph-trace=node")
         if names.isdisjoint(table for table, *_ in TABLES):
-            launches = sum(bool(LAUNCHES.match(call["name"])) for call in calls_of_host(connection, names))
-            if launches:
-                way = "the profiler lost them; if its version is older than the driver, try a newer Nsight Systems"
-                raise Failure(2, f"holds {launches:,} launches and none of their kernels: {way}")
+            check_kernels_are_there(calls_of_host(connection, names))
             if "TARGET_INFO_GPU" in names:
                 way = "record it with nsys profile --trace=cuda, and let the program end by itself"
                 raise Failure(2, f"is an export of Nsight Systems without kernels: {way}")
@@ -330,6 +327,8 @@ def read_database(path):
             (all_of_them,) = connection.execute("SELECT count(*) FROM rocpd_kernel_dispatch").fetchone()
             lost = all_of_them - sum(kind == "kernel" for kind, *_ in rows)
         host = calls_of_host(connection, names)
+    if all(kind == "copy" for kind, *_ in rows):
+        check_kernels_are_there(host)
     launches = launch_table(host, {number for *_, number in rows} - {None})
     labels = labels_of((process, gpu) for kind, _, _, _, process, gpu, *_ in rows if kind == "kernel")
     calls = []
@@ -342,6 +341,14 @@ def read_database(path):
     if lost > 0:
         warnings = (f"The view of kernels leaves out {lost:,} of {all_of_them:,} dispatches, so sums are too small.",)
     return finished(path, calls, warnings, host)
+
+
+def check_kernels_are_there(host):
+    """Raise Failure if the host launched kernels; called where a database holds none."""
+    launches = sum(bool(LAUNCHES.match(call["name"])) for call in host)
+    if launches:
+        way = "the profiler lost them; if its version is older than the driver, try a newer one"
+        raise Failure(2, f"holds {launches:,} launches and none of their kernels: {way}")
 
 
 def calls_of_host(connection, names):
