@@ -456,6 +456,8 @@ class Watch:
         self.limit = steps
         self.go_on = go_on
         self.done = False
+        self.finish = None  # ends the process where the script catches Enough
+        self.late = 0  # steps that it makes then
         self.handing_out = 0  # calls of torch.autograd.grad that run
         self.undo = []  # what puts things back at the end
         self.clock = Clock()
@@ -661,9 +663,12 @@ class Watch:
         self.step.loss = None if loss is None else loss.detach().clone()
         self.running.scalar = None
         before = self.clock.switch("backward")
+        grad = torch.autograd.grad
+        torch.autograd.grad = functools.partial(self.hand_out, grad)  # only now: torch.compile knows the original
         try:
             result = run(roots, *args, **kwargs)
         finally:
+            torch.autograd.grad = grad
             if self.clock.phase == "backward":
                 self.clock.switch("optimizer" if before == "optimizer" else "other")
         if before != "optimizer":
@@ -691,6 +696,7 @@ class Watch:
         """Look at the gradients before the step, or after its closure, which computes them. frame: the step's."""
         self.hidden.elsewhere |= threading.current_thread() is not threading.main_thread()
         if self.blind():
+            self.end_late()
             return None
         self.stepping.frames = still_running(self.stepping.frames)  # without steps that raised an error
         self.stepping.frames.append(frame)
@@ -715,6 +721,13 @@ class Watch:
         if "closure" in kwargs:
             return args, {**kwargs, "closure": watched}
         return (args[0], watched, *args[2:]), kwargs
+
+    def end_late(self):
+        """End a script that goes on although it was ended, as with a bare except around its step."""
+        if self.done and self.steps and threading.current_thread() is threading.main_thread():
+            self.late += 1
+            if self.late > 2 and self.finish:  # fewer may belong to a finally
+                self.finish()
 
     def prepare(self, optimizer):
         """Record the parameters that modules and optimizers have by now."""
@@ -983,7 +996,6 @@ def hooked(watch):
             watch.step_ended(optimizer, sys._getframe(1))
 
     backward = torch.autograd.backward
-    grad = torch.autograd.grad
     handles = [
         module_hooks.register_module_forward_pre_hook(enter),
         module_hooks.register_module_forward_hook(leave, with_kwargs=True, always_call=True),
@@ -991,7 +1003,6 @@ def hooked(watch):
         optimizer_hooks.register_optimizer_step_post_hook(step_ended),
     ]
     torch.autograd.backward = functools.wraps(backward)(functools.partial(watch.backward, backward))
-    torch.autograd.grad = functools.wraps(grad)(functools.partial(watch.hand_out, grad))
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Using `torch.compile.* global hooks")  # they are ours
@@ -999,7 +1010,6 @@ def hooked(watch):
     finally:
         watch.done = True
         torch.autograd.backward = backward
-        torch.autograd.grad = grad
         for handle in handles:
             handle.remove()
         for undo in watch.undo:
@@ -2645,6 +2655,7 @@ def main(argv=None):
     """Run the script, print the report, and return the exit status."""
     options = parse(argv)
     watch = Watch(options.steps, options.go_on)
+    watch.finish = functools.partial(finish, options, watch, os._exit)
     try:
         failure = run_script(watch, options.command)
     except BadInput as error:
@@ -2666,12 +2677,28 @@ def main(argv=None):
     if not watch.steps or (failure and rank != "0"):
         say(f"check_training: {failure}", file=sys.stderr)
         return 2
+    return conclude(options, watch, failure)
+
+
+def conclude(options, watch, failure=None):
+    """Judge and report; return the exit status."""
+    rank = os.environ.get("RANK", "0")
     rows, findings, untested = assess(watch, options.peak, not options.no_slopes, options.causal)
     if failure is None:
         findings = everywhere(watch, findings)
     if rank != "0":  # one report: process 0 prints it and has the status
         return 0
     return report(options, watch, rows, findings, failure, untested)
+
+
+def finish(options, watch, leave):
+    """Report from inside the script, and end the process."""
+    sys.stdout = sys.__stdout__  # the script may have replaced it
+    with torch.enable_grad():
+        status = conclude(options, watch)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    leave(status)
 
 
 def end(status):

@@ -547,6 +547,14 @@ def test_a_script_that_ends_its_process_has_a_report(check, write, exits, steps,
     assert found == status and words in printed and not exits, printed
 
 
+def test_a_script_that_catches_its_end_is_ended(write):
+    """A bare except around the step catches SystemExit too."""
+    loop = "for _ in range(30):\n    try:\n        train(1 + 8 * (_ == 0))\n    except:\n        print('caught')\n"
+    done = in_a_process(write(HEAD + loop + "print('to its end')"))
+    assert done.returncode == 0 and done.stdout.count("verdict     sound") == 1, done.stdout + done.stderr
+    assert "caught" in done.stdout and "to its end" not in done.stdout
+
+
 def test_a_thread_that_waits_for_the_script_does_not_keep_the_process(exits):
     with pytest.raises(SystemExit):
         check_training.end(0)
