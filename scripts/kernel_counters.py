@@ -66,16 +66,24 @@ def read_file(path):
                 what = (clean(row["name"]), clean(row["counter"]), row.get("unit", ""))
                 found.append((place_of(row), *what, value_of(row["value"])))
         return found
-    if "name" not in header or not metrics:
+    old = old_counters(header)
+    if "name" not in header or not (metrics or old):
         what = "give a counter_collection file of rocprofv3 or CSV of ncu"
         raise Failure(2, f"has no counters that this tool can read: {what}, or use rocprof-compute analyze -p FOLDER")
-    units = next(rows, {})  # ncu's first row; it writes 1,024, and some metrics are words
+    units = {} if old else next(rows, {})  # ncu's first row; it writes 1,024, and some metrics are words
     return [
-        (place_of(row), clean(row["name"]), metric, units[metric], value_of(row[metric]))
+        (place_of(row), clean(row["name"]), metric, units.get(metric, ""), value_of(row[metric]))
         for row in rows
-        for metric in metrics
+        for metric in old or metrics
         if is_number(row[metric])
     ]
+
+
+def old_counters(header):
+    """Return the columns that are counters in a table of rocprof, version 1 or 2: they come last."""
+    last = next((name for name in ("obj", "Correlation_ID") if name in header), None)
+    columns = header[header.index(last) + 1 :] if last else []
+    return [name for name in columns if name not in ("DispatchNs", "start", "end", "CompleteNs")]
 
 
 def place_of(row):
@@ -89,9 +97,16 @@ def is_number(text):
     return text[:1] in tuple("-.0123456789") or bool(NO_VALUE.fullmatch(text))
 
 
+THOUSANDS = re.compile(r"-?\d{1,3}(,\d{3})+(\.\d+)?")
+
+
 def value_of(text):
     """Return the number in a cell, in which ncu parts thousands; None where the profiler has none."""
-    return None if NO_VALUE.fullmatch(text) else number(text.replace(",", ""))
+    if NO_VALUE.fullmatch(text):
+        return None
+    if ("," in text and not THOUSANDS.fullmatch(text)) or text.count(".") > 1:
+        raise Failure(2, f"has numbers like {clean(text)}: write it where decimals have a point (LC_ALL=C)")
+    return number(text.replace(",", ""))
 
 
 def read_counters(path, gpu=None):

@@ -67,10 +67,13 @@ def gemm_results(profile, ceilings=None):
     peaks = ceilings and {main_precision(profile): ceilings["matmul_tflops"]}
     parts = {}
     without = 0.0
+    convolutions = 0.0
     for one in profile.operations:
         sizes = sizes_of(one)
         if sizes and one.us:
             parts.setdefault((one.name, sizes, precision_of(one)), []).append(one.us)
+        elif "conv" in one.name:
+            convolutions += one.us
         elif one.group == "GEMM":
             without += one.us
     rows = []
@@ -88,6 +91,8 @@ def gemm_results(profile, ceilings=None):
     remarks = list(profile.remarks)
     if without and rows:
         remarks.append(f"{without / 1e3:,.3f} ms of matmuls have no recorded shapes, so they aren't in this table.")
+    if convolutions and rows:
+        remarks.append(f"{convolutions / 1e3:,.3f} ms of convolutions aren't in this table: it rates matmuls alone.")
     if rows and all(row["peak_tflops"] is None for row in rows):
         device = profile.device or "this device"
         remarks.append(f"We don't know the peak of {device} in these precisions: give it with --peak TFLOPS,TB/S.")
@@ -98,9 +103,12 @@ def gemm_results(profile, ceilings=None):
 
 def no_gemms(profile):
     """Return why a trace has no table of matmuls."""
-    if any(one.group == "GEMM" or one.name in FACTORS for one in profile.operations):
-        return f"No matmul has recorded shapes: {WITH_SHAPES}."
-    return "There is no matmul in it."
+    gemms = [one for one in profile.operations if one.group == "GEMM" or one.name in FACTORS]
+    if not gemms:
+        return "There is no matmul in it."
+    if all("conv" in one.name for one in gemms):
+        return "There is no matmul in it, only convolutions."
+    return f"No matmul has recorded shapes: {WITH_SHAPES}."
 
 
 def gemm_table(found):

@@ -516,6 +516,20 @@ def test_no_two_kernels_share_a_printed_name(write, capsys):
     assert len(set(rows)) == len(names)
 
 
+MANGLED = "_ZN2at6native29vectorized_elementwise_kernelILi128EZZZNS0_%sERNS_18TensorIteratorBaseEEUlfE_DF16_EEviT0_T1_"
+SHOWN = {  # what PyTorch writes on Windows: what to print of it
+    MANGLED % "12_GLOBAL__N_119launch_clamp_scalar": "vectorized_elementwise_kernel launch_clam...",
+    MANGLED % "15CUDAFunctor_add": "vectorized_elementwise_kernel CUDAFunctor...",
+    "_ZN5cudnn17bn_fw_tr_1C11_kerIffiLi1ELb1EEEv": "cudnn bn_fw_tr_1C11_ker",
+    "_Z": "_Z",
+    "_Z99cut": "_Z99cut",
+}
+
+
+def test_a_mangled_name_shows_its_identifiers():
+    assert shown_names(SHOWN, 44) == SHOWN
+
+
 # ---------------------------------------------------------------- 8: forms of files
 
 
@@ -659,6 +673,9 @@ def test_counters_without_a_value_are_said_and_details_are_read(tmp_path, capsys
     )
     (row,) = result_of(kernel_counters.main, [path], capsys)["counters"]
     assert (row["counter"], row["unit"], row["mean"]) == ("Duration", "us", 1010.5)
+    for value in ("9,00", "1.234.567", "1.234,5"):  # ncu where decimals have a comma: 9,00 was 900
+        path.write_text(f'{header}"0","k","Launch","Throughput","%","{value}"\n')
+        refused(kernel_counters.main, [path], capsys, f"has numbers like {value}: write it where decimals have a point")
 
 
 # ---------------------------------------------------------------- 9: times since 1970
@@ -706,7 +723,9 @@ def test_kernels_that_name_their_launch_belong_to_the_operator_around_it(write, 
 
 NSYS = {  # what nsys stats --format csv writes, after lines about its progress
     "cuda_gpu_kern_sum": (
-        'Processing [x.sqlite] with [x.py]...\n\n"Time (%)","Total Time (ns)","Instances","Avg (ns)","Med (ns)",'
+        "\nNOTICE: Existing SQLite export found: x.sqlite\n        It is assumed file was previously exported from: x\n"
+        "        Consider using --force-export=true if needed.\n\nProcessing [x.sqlite] with [x.py]...\n\n"
+        '"Time (%)","Total Time (ns)","Instances","Avg (ns)","Med (ns)",'
         '"Min (ns)","Max (ns)","StdDev (ns)","Name"\n99.0,600,3,200.0,200.0,100,300,1.0,"k"\n',
         None,
     ),
@@ -716,6 +735,37 @@ NSYS = {  # what nsys stats --format csv writes, after lines about its progress
         100,
     ),
 }
+
+
+def test_several_reports_of_nsys_stats_in_one_file_are_said(tmp_path, capsys):
+    path = tmp_path / "all.csv"
+    path.write_text(
+        "".join(content for content, _ in NSYS.values()).replace("Start (ns)", "Processing [x]\nStart (ns)")
+    )
+    refused(kernel_times.main, [path], capsys, "holds several reports of nsys stats: write one, with --report")
+    path.write_text("\nProcessing [x.sqlite] with [x.py]...\nSKIPPED: x.sqlite does not contain CUDA kernel data.\n\n")
+    refused(kernel_times.main, [path], capsys, "has no kernel times")
+
+
+OLD_ROCPROF = (  # version 1, with counters alone and with times, and version 2
+    "Index,KernelName,gpu-id,queue-id,pid,obj,FETCH_SIZE\n0,fill.kd,{0},0,7,0x0,{1}\n",
+    "Index,KernelName,gpu-id,queue-id,pid,obj,FETCH_SIZE,DispatchNs,BeginNs,EndNs,CompleteNs\n"
+    "0,fill.kd,{0},0,7,0x0,{1},1,2,3,4\n",
+    "Dispatch_ID,GPU_ID,Queue_ID,PID,Kernel_Name,Start_Timestamp,End_Timestamp,Correlation_ID,FETCH_SIZE\n"
+    "0,{0},0,7,fill.kd,2,3,1,{1}\n",
+)
+
+
+@pytest.mark.parametrize("row", OLD_ROCPROF)
+def test_the_old_rocprof_names_gpus_and_counters(row, tmp_path, capsys):
+    """Kernels of two GPUs filled each other's gaps, and counters in columns were called none."""
+    path = tmp_path / "results.csv"
+    path.write_text(row.format(1, 8) + row.format(2, 4).partition("\n")[2])
+    found = result_of(kernel_counters.main, [path], capsys)
+    assert [(one["counter"], one["mean"]) for one in found["counters"]] == [("FETCH_SIZE", 6)]
+    assert "These are the counters of 2 GPUs" in found["remarks"][0]
+    if "Ns" in row or "_Timestamp" in row:
+        refused(launches.main, ["--trace-file", path], capsys, "2 GPUs: choose one with --gpu, of 1, 2")
 
 
 @pytest.mark.parametrize("name", NSYS)
@@ -977,6 +1027,56 @@ def database_of(events, kind, path):
     return path
 
 
+def rpd_of(events, path):
+    """Write kernels, copies, the host's launches and operators of a trace into a database of rocmProfileData."""
+    strings = {"": 1}
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        for table, columns in (
+            ("rocpd_op", "id, gpuId, queueId, start, end, description_id, opType_id"),
+            ("rocpd_api", "id, pid, tid, start, end, apiName_id, args_id"),
+            ("rocpd_api_ops", "api_id, op_id"),
+            ("rocpd_string", "id INTEGER PRIMARY KEY, string"),
+        ):
+            connection.execute(f"CREATE TABLE {table} ({columns})")
+        for i, event in enumerate(events, 100):
+            times = (int(1e3 * event["ts"]), int(1e3 * (event["ts"] + event["dur"])))
+            number = event["args"].get("correlation", i)
+            name = strings.setdefault(event["name"], len(strings) + 1)
+            if event["cat"] in ("kernel", "gpu_memcpy"):
+                kind = "KernelExecution" if event["cat"] == "kernel" else "CopyDeviceToHost"
+                names = (name if event["cat"] == "kernel" else 1, strings.setdefault(kind, len(strings) + 1))
+                row = (i, 0, event["args"]["stream"], *times, *names)
+                connection.execute("INSERT INTO rocpd_op VALUES (?, ?, ?, ?, ?, ?, ?)", row)
+                connection.execute("INSERT INTO rocpd_api_ops VALUES (?, ?)", (number, i))
+            else:
+                marker = strings.setdefault("UserMarker", len(strings) + 1)
+                names = (marker, name) if event["cat"] == "cpu_op" else (name, 1)
+                row = (number, event["pid"], event["tid"], *times, *names)
+                connection.execute("INSERT INTO rocpd_api VALUES (?, ?, ?, ?, ?, ?, ?)", row)
+        connection.executemany("INSERT INTO rocpd_string VALUES (?, ?)", [(i, word) for word, i in strings.items()])
+        connection.commit()
+    return path
+
+
+def test_an_rpd_holds_kernels_copies_and_the_hosts_calls(tmp_path, capsys):
+    """vLLM and SGLang are profiled with it on AMD's GPUs: it was "a database without kernel times"."""
+    path = rpd_of(WHY["host"][0], tmp_path / "trace.rpd")
+    found = idle_of(tmp_path, capsys)
+    (gap,) = found["largest_gaps"]
+    assert (found["busy_us"], gap["reason"], gap["host"]) == (140, idle.LATE, "aten::topk (100 %)")
+    path.unlink()
+    copy = rpd_of(WHY["item"][0], tmp_path / "copy.rpd")
+    assert [(call.name, call.kind, call.gpu) for call in read_profile(copy).calls] == [
+        ("CopyDeviceToHost", "copy", "0"),
+        ("gemm", "kernel", "0"),
+    ]
+    assert idle_of(copy, capsys)["largest_gaps"][0]["reason"] == idle.COPY
+    packed = tmp_path / "copy.rpd.gz"
+    packed.write_bytes(gzip.compress(copy.read_bytes()))
+    for main in (kernel_times.main, kernel_counters.main):
+        refused(main, [packed], capsys, "is a packed database: unpack it with gunzip")
+
+
 @pytest.mark.parametrize("name", ["loader", "stream", "event", "peer", "copy", "queue"])
 @pytest.mark.parametrize("kind", DATABASES)
 def test_why_the_gpu_idled_from_the_launches_in_a_database(kind, name, tmp_path, capsys):
@@ -1007,11 +1107,13 @@ def test_copies_of_an_export_tell_their_direction(tmp_path):
     assert found == [(f"[CUDA {name}]", group) for name, group in zip(names, groups, strict=True)]
 
 
-def test_an_export_with_launches_and_no_kernels_was_traced(tmp_path, capsys):
-    path = database_of(pair(390), "nsys", tmp_path / "x.sqlite")
+@pytest.mark.parametrize("dropped", [("KERNEL", "MEMCPY"), ("KERNEL",)])
+def test_an_export_with_launches_and_no_kernels_was_traced(dropped, tmp_path, capsys):
+    """Copies alone may be left: they were called a step that is not launch-bound."""
+    path = database_of(pair(390, first=("Memcpy DtoH", 1)), "nsys", tmp_path / "x.sqlite")
     with contextlib.closing(sqlite3.connect(path)) as connection:
         connection.execute("CREATE TABLE TARGET_INFO_GPU (id)")
-        for table in ("KERNEL", "MEMCPY"):
+        for table in dropped:
             connection.execute(f"DROP TABLE CUPTI_ACTIVITY_KIND_{table}")
         connection.commit()
     refused(kernel_times.main, [path], capsys, "holds 4 launches and none of their kernels: the profiler lost them")
@@ -1163,6 +1265,11 @@ def test_what_a_table_of_matmuls_cannot_tell_is_said(write):
     found = gemms.gemm_results(read_profile(write(events)))
     assert [row["m"] for row in found["gemms"]] == [1024, 4096]
     assert found["remarks"] == ["0.040 ms of matmuls have no recorded shapes, so they aren't in this table."]
+    conv = matmul(7, [[1, 3, 8, 8], [4, 3, 3, 3]]) | {"name": "aten::cudnn_convolution"}
+    conv = [conv, kernel("implicit_convolve_sgemm", 6000, 30, **{"External id": 7})]
+    found = gemms.gemm_results(read_profile(write([*events[:2], *conv])))
+    assert found["remarks"][0] == "0.030 ms of convolutions aren't in this table: it rates matmuls alone."
+    assert gemms.no_gemms(read_profile(write(conv))) == "There is no matmul in it, only convolutions."
     found = gemms.gemm_results(read_profile(write(events)), {"matmul_tflops": 100})
     assert [row["peak_tflops"] for row in found["gemms"]] == [None, 100]  # --peak is that of the main precision
     assert [row["lost_ms"] for row in found["gemms"]] == [None, 0]

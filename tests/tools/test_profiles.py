@@ -163,6 +163,7 @@ GROUPED = {  # names between semicolons
         winograd_fwd_kernel; convolve_common_engine_float_NHWC; dgrad_2d_kernel; wgrad_2d_kernel; fprop_2d_kernel;
         Custom_Cijk_Alik_Bljk_BBS_BH_MT256x256x64_MI16x16x1_UserArgs_shortname1_gfx950;
         conv_depthwise2d_forward_kernel; aten::mkldnn_convolution; aten::convolution_backward;
+        void wvSpltK_hf_sml_<__half, 64, 4>;
         void mul_mat_q<(ggml_type)12, 128, false>(char const*); mul_mat_vec_q<(ggml_type)13, 1, false, false>""",
     "attention": """attention_backward_dkdv_kernel; attn_fwd; bwd_kernel_dk_dv; fmha_cutlassF_f32_aligned_64x64_rf;
         void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<64, cutlass::bfloat16_t>>;
@@ -180,7 +181,8 @@ GROUPED = {  # names between semicolons
         triton_per_fused_all_gather_into_tensor_wait_tensor_0;
         cpp_fused_embedding_mean_0; triton_per_fused__log_softmax_0; triton_per_fused_nll_loss_forward_rsqrt_1;
         triton_poi_fused_embedding_0; triton_per_fused_sigmoid_sum_0; triton_red_fused_sigmoid_0;
-        triton_unk_fused_sigmoid_0; softmax_topk_kernel""",
+        triton_unk_fused_sigmoid_0; softmax_topk_kernel;
+        _ZN43_GLOBAL__N__1_17_PersistentSoftmax20softmax_warp_forwardIN3c108BFloat16EffLi10ELb1ELb0EEEvPT0_""",
     "communication": """c10d::allreduce_; ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>);
         Memcpy PtoP (Device -> Device); ncclKernel_Generic_4; mscclKernel_Sum_half_Simple_false; rccl_main_kernel;
         void (anonymous namespace)::multimem_all_reduce_kernel<c10::BFloat16, 16>(c10::BFloat16*);
@@ -191,7 +193,7 @@ GROUPED = {  # names between semicolons
         void tensorrt_llm::kernels::ar_fusion::allreduce_fusion_kernel_oneshot_lamport<0>(int); gloo:all_reduce;
         userbuffers_fp16_sum_inplace<8>; multimem_all_reduce; one_shot_all_reduce; two_shot_all_reduce;
         all_gather_kernel; reduce_scatter_kernel; all_to_all_kernel; all_reduce_sum_kernel; all_reduce_fusion<8>;
-        allreduce_2stage""",
+        allreduce_2stage; _ZN7deep_ep9intranode8dispatchILi8ELi768EEEvP4int4""",
     "normalisation": """rmsnorm_forward_kernel; add_rms_norm_backward_kernel; aten::_fused_rms_norm_backward;
         triton_red_fused__to_copy_add_mean_mul_pow_rsqrt_3;
         void cudnn::bn_bw_1C11_kernel_new<float, float, float2, 128, true, 1>(float);
@@ -199,7 +201,7 @@ GROUPED = {  # names between semicolons
         aten::mean; aten::pow; MeanBackward1; PowBackward0; bn_fw_tr_1C11; GammaBetaBackwardCUDAKernel; aten::rsqrt;
         reduce_kernel<512, 1, MeanOps<float>>; pow_tensor_scalar_kernel_impl; reduce_kernel<WelfordOps<float>>;
         RowwiseMomentsCUDAKernel<float>; _ZN5aiter24add_rmsnorm_quant_kernelIDF16bDF16bLi64E; l2_norm_f32<32>;
-        vllm::rms_norm_static_fp8_quant_kernel<c10::BFloat16>""",
+        vllm::rms_norm_static_fp8_quant_kernel<c10::BFloat16>; _ZN5cudnn25bn_fw_tr_1C11_kernel_NCHWIffiLi128ELb1EEEv""",
     "element-wise": """rope_kernel; swiglu_backward_kernel; swiglu_quantize_kernel; triton_poi_fused_mul_silu_0;
         void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>>;
         void vllm::act_and_mul_kernel<c10::BFloat16>; SubTensorOpWithScalar1d;
@@ -214,7 +216,7 @@ GROUPED = {  # names between semicolons
         void at::native::(anonymous namespace)::multi_tensor_apply_kernel<FusedAdamMathFunctor>;
         cpp_fused__foreach_add_0; multi_tensor_apply_kernel<AxpbyFunctor>; aten::_foreach_add_; optimizer aten::mul;
         aten::lerp_; aten::addcdiv_; aten::addcmul_; amp_update_scale_cuda_kernel;
-        amp_non_finite_check_and_unscale_cuda_kernel""",
+        amp_non_finite_check_and_unscale_cuda_kernel; _ZN2at6native18elementwise_kernelILi128EZNS0_11lerp_scalarEEEv""",
     "copies": """cpy_scalar<&(void cpy_1_scalar<float, float>(char const*, char*))>; quantize_q8_1(float const*);
         concat_cont<unsigned int, 1>; void k_get_rows_float<float, float>(float const*);
         __amd_rocclr_copyBuffer; __amd_rocclr_fillBuffer; Memcpy DtoH (Device -> Pinned); MEMORY_COPY_DTOH;
@@ -225,7 +227,8 @@ GROUPED = {  # names between semicolons
         batched_transpose_32x32_half; void cudnn::ops::nchwToNhwcKernel<float>; sage_quant_kernel; quantize_kernel;
         concat_and_cache_mla_kernel; copy_blocks_kernel; Memset (Device); CopyDeviceToHost; CatArrayBatchedCopy<float>;
         fast_transpose_kernel; cudnn::ops::nhwcToNchwKernel<float>; aten::_to_copy; aten::to; aten::copy_; aten::clone;
-        aten::contiguous; aten::cat; aten::fill_; aten::zero_; aten::zeros; aten::ones_like""",
+        aten::contiguous; aten::cat; aten::fill_; aten::zero_; aten::zeros; aten::ones_like;
+        _ZL13quantize_q8_1PKfPvl""",
 }
 
 
@@ -544,6 +547,10 @@ def broken_files(folder):
             b'{"traceEvents": [{}, {"ph": "X", "name": "k", "ts": "1", "dur": "2", "args": {"BeginNs": "1000"}}]}',
             "rocprof's old trace: give its results.csv",
         ),
+        "rpd.json": (
+            b'[ {}\n,{"ph": "X", "name": "k", "ts": "1", "dur": "2", "args": {"desc": "KernelExecution"}}]',
+            "made of an .rpd: give that one",
+        ),
         "no_events.json": (b'{"traceEvents": []}', "lists no kernel"),
         "profile_v1.json": (b'{"trace": "trace_9.json", "steps_profiled": 2}', "trace_9.json cannot be read"),
         "cut.db": (sample("rocm-7.0/results.sql", folder).read_bytes()[:4000], "cut off or damaged"),
@@ -556,7 +563,7 @@ def broken_files(folder):
         ("CUPTI_ACTIVITY_KIND_GRAPH_TRACE", "--cuda-graph-trace=node"),
         ("TARGET_INFO_GPU", "an export of Nsight Systems without kernels: record it with nsys profile --trace=cuda"),
         ("OPS", "rocprof's old database: give its results.csv"),
-        ("rocpd_op", "neither rocpd"),
+        ("samples", "neither rocpd, rpd nor"),
     ):
         connection = sqlite3.connect(folder / f"{table}.sqlite")
         connection.execute(f"CREATE TABLE {table} (start INT, end INT)")

@@ -12,7 +12,7 @@ from common.profiles.model import EACH, check_one_gpu, unlike
 from common.profiles.readers import read_file
 
 # A folder is searched for PyTorch's traces, then for these: of the first pattern found all files, one per process.
-OTHER_PROFILERS = ("*kernel_trace.csv", "*.db", "*.sqlite", "*.proto", "*.pftrace")
+OTHER_PROFILERS = ("*kernel_trace.csv", "*.db", "*.rpd", "*.sqlite", "*.proto", "*.pftrace")
 
 
 def matching(folder, pattern):

@@ -9,8 +9,9 @@ from common.tables import columns, rounded, text_table
 
 GROUPS = ("GEMM", "attention", "normalisation", "element-wise", "optimizer", "copies", "communication", "other")
 
-# The first pattern found in a kernel's name decides. The names of torch.compile's kernels list every operation that was
-# fused into them, so they are matched before the words of single operations.
+# The first pattern found in a kernel's name decides. In a mangled name a digit stands before each word. The names of
+# torch.compile's kernels list every operation that was fused into them, so they are matched before the words of single
+# operations.
 GROUP_PATTERNS = [
     ("GEMM", r"^triton_tem_(?!.*attention)"),
     ("optimizer", r"^(triton|cpp)_.*_foreach_|^triton_for_fused"),
@@ -21,7 +22,7 @@ GROUP_PATTERNS = [
     ("other", r"^triton_(per|red|unk)_fused_"),
     (
         "communication",
-        r"nccl|rccl|msccl|nvshmem|rocshmem|^(\[CUDA )?Memcpy PtoP|^c10d::|^gloo:|\bep::|deep_?ep::|userbuffers",
+        r"nccl|rccl|msccl|nvshmem|rocshmem|^(\[CUDA )?Memcpy PtoP|^c10d::|^gloo:|\bep::|deep_?ep(::|\d)|userbuffers",
     ),
     # of PyTorch's symmetric memory, vLLM, TensorRT-LLM and AMD's quickreduce: in the name, not in an argument
     (
@@ -29,11 +30,17 @@ GROUP_PATTERNS = [
         r"^[^<(]*((multimem|one_?shot|two_?shot|quick)_?(all_?)?reduce|cross_device_reduce)",
     ),
     ("communication", r"^[^<(]*(all_?reduce|all_?gather|reduce_?scatter|all_?to_?all)_?(\w*kernel|fusion|[12]stage)"),
-    ("optimizer", r"adam|multi_tensor|_foreach_|optimizer|\blerp|addcdiv|addcmul|amp_update|amp_.*unscale"),
+    ("optimizer", r"adam|multi_tensor|_foreach_|optimizer|(?<![a-z])lerp|addcdiv|addcmul|amp_update|amp_.*unscale"),
     # softmax_warp_forward<input, output, accumulator, log2 of the row, is_log, ...>: a logarithm makes it the loss
-    ("other", r"log_?softmax|softmax_warp_\w+<[^<>]*, *\d+, *true|topk\w*softmax|softmax\w*topk"),
+    (
+        "other",
+        r"log_?softmax|softmax_warp_\w+<[^<>]*, *\d+, *true|softmax_warp_\w+?Li\d+ELb1|topk\w*softmax|softmax\w*topk",
+    ),
     ("copies", r"^[^<(]*(reshape_and_cache|concat_and_cache|store_kv_?cache|copy_blocks)"),
-    ("copies", r"^(?![^<(]*(norm|silu|act_and_mul))[^<(]*(\bquantize|_quant_kernel)"),  # alone, not fused into another
+    (
+        "copies",
+        r"^(?![^<(]*(norm|silu|act_and_mul))[^<(]*((?<![a-z_])quantize|_quant_kernel)",
+    ),  # alone, not fused into another
     ("copies", r"^(void +)?(cpy_scalar|concat_cont|k_get_rows|k_set_rows)"),  # llama.cpp's
     ("other", r"^[^<(]*flashinfer_kv_indices"),
     ("attention", r"attention|attn|fmha|flash|sdpa|sage_fwd|bwd_kernel_(dk|dv|dq|fuse)|bwd_preprocess|softmax"),
@@ -42,9 +49,9 @@ GROUP_PATTERNS = [
     (
         "normalisation",
         r"(rms|layer|batch|group)_?norm|GammaBeta|rsqrt|MeanOps|pow_tensor|aten::(mean|pow)|(Mean|Pow)Back|"
-        r"\bbn_(fw|bw)_|WelfordOps|RowwiseMoments|l2_norm_",
+        r"(?<![a-z])bn_(fw|bw)_|WelfordOps|RowwiseMoments|l2_norm_",
     ),
-    ("GEMM", r"^Cijk_|(?<!fb)gemm|gemv|cutlass|nvjet|cublas|hipblas|rocblas|xmma|splitK|scaled_mm"),
+    ("GEMM", r"^Cijk_|(?<!fb)gemm|gemv|cutlass|nvjet|cublas|hipblas|rocblas|xmma|spli?tK|scaled_mm"),
     ("GEMM", r"aten::_?(add|b|baddb)?mm$"),
     ("GEMM", r"^[^<(]*(matmul|mul_mat_|\bbmm_|fused_moe|mm_kernel)"),
     # convolutions, which are matrix products too
@@ -99,10 +106,31 @@ def clean(name):
 
 def short(name, width):
     """Return a name to display: return type, namespaces, and the function's arguments go first."""
+    if name.startswith("_Z"):
+        name = " ".join(identifiers(name)) or name
     name = re.sub(r"^(void|int) +", "", name).replace("(anonymous namespace)::", "").replace("at::native::", "")
     if len(name) > width:
         name = name[: arguments_begin(name)]
     return name if len(name) <= width else name[: width - 3] + "..."
+
+
+# In a mangled name: a constant, an abbreviation, a parameter, a type, and the length of the identifier that follows.
+MANGLED = re.compile(r"L[a-z]n?\d+E|S[0-9A-Z]*_|T\d*_|DF\d+_|(\d+)")
+PLACES = re.compile(r"at|native|std|c10|_GLOBAL__N_.*")
+
+
+def identifiers(name):
+    """Return the identifiers in a mangled C++ name, which PyTorch writes on Windows, without PyTorch's namespaces."""
+    found = []
+    at = 2
+    while match := MANGLED.search(name, at):
+        at = match.end()
+        if match[1]:
+            at += int(match[1])
+            word = name[match.end() : at]
+            if len(word) == int(match[1]) and word.isidentifier() and len(word) > 1 and not PLACES.fullmatch(word):
+                found.append(word)
+    return found
 
 
 def arguments_begin(name):

@@ -118,12 +118,15 @@ CSV_NAMES = {  # a profiler's heading, in lower case -> our name
     "end_timestamp": "end",
     "endns": "end",
     "agent_id": "gpu",
+    "gpu-id": "gpu",
+    "gpu_id": "gpu",
     "guid": "process",
     "process_id": "process",
     "process id": "process",
     "device": "gpu",
     "pid": "process",
     "queue_id": "queue",
+    "queue-id": "queue",
     "dispatch_id": "dispatch",
     "calls": "calls",
     "totaldurationns": "total",
@@ -147,7 +150,8 @@ CSV_NAMES = {  # a profiler's heading, in lower case -> our name
 }
 
 
-MESSAGES = re.compile(r"==|Processing \[|Generating SQLite|NOTICE: ")  # of ncu, and of nsys stats
+# of ncu, and of nsys stats
+MESSAGES = re.compile(r"==|Processing \[|Generating SQLite|NOTICE: |SKIPPED: | +(It is assumed|Consider using) ")
 HOST_CALLS = re.compile(  # rows of ROCm's tables of API functions, and of its table of domains
     r"(__)?hip[A-Z]\w*|hsa_\w+|(nccl|roctx|rocdec|rocJpeg)(?!\w*Kernel)[A-Z]\w*|[A-Z]+_API|KERNEL_DISPATCH|"
     r"MEMORY_(COPY|ALLOCATION)|SCRATCH_MEMORY"
@@ -161,6 +165,8 @@ def read_table(text):
     """Return the header of a CSV file with our names for its columns, and an iterator over its rows as dictionaries."""
     if not text.endswith("\n"):
         raise ValueError("its last line has no end")  # its last number may be cut off
+    if len(re.findall(r"^Processing \[", text, re.MULTILINE)) > 1:
+        raise Failure(2, "holds several reports of nsys stats: write one, with --report cuda_gpu_trace")
     lines = [line for line in text.splitlines() if line and not MESSAGES.match(line)]
     header, *rows = list(csv.reader(lines)) or [[]]
     header = [CSV_NAMES.get(cell.strip().lower(), cell.strip()) for cell in header]
@@ -226,7 +232,7 @@ def summed_kernel(row):
     return checked_kernel(row["name"], 0, number(row["total"]), calls=calls, bounds_ns=bounds)
 
 
-# ---------------------------------------------------------------- databases: rocpd, nsys
+# ---------------------------------------------------------------- databases: rocpd, rpd, nsys
 
 SQLITE = b"SQLite format 3\0"
 NSYS = "CUPTI_ACTIVITY_KIND_"
@@ -244,6 +250,20 @@ HOST_TABLES = [  # of the host's calls: table, SQL for name and process
     ("regions", "name", "pid", "tid"),
     (f"{NSYS}RUNTIME", "(SELECT value FROM StringIds WHERE id = nameId)", "globalTid & ~0xFFFFFF", "globalTid"),
 ]
+RPD = "rocpd_op"  # the table of rocmProfileData's .rpd files, which have other tables than ROCm 7's rocpd
+RPD_OPERATIONS = (
+    "SELECT coalesce(nullif(W.string, ''), K.string) name, O.start, O.end, pid, gpuId deviceId, queueId stream_id, "
+    "api_id stack_id FROM rocpd_op O JOIN rocpd_string W ON W.id = description_id "
+    "JOIN rocpd_string K ON K.id = opType_id "
+    "LEFT JOIN rocpd_api_ops ON op_id = O.id LEFT JOIN rocpd_api A ON A.id = api_id WHERE"
+)
+RPD_COPIES = "(K.string LIKE '%copy%' OR K.string LIKE '%memcpy%' OR K.string LIKE '%memset%' OR K.string LIKE 'fill%')"
+RPD_VIEWS = {  # of them what TABLES and HOST_TABLES ask for. A marker, such as an operator of PyTorch, is in its args.
+    "kernels": f"{RPD_OPERATIONS} NOT {RPD_COPIES}",
+    "memory_copies": f"{RPD_OPERATIONS} {RPD_COPIES}",
+    "regions": "SELECT CASE W.string WHEN 'UserMarker' THEN M.string ELSE W.string END name, start, end, pid, tid, "
+    "A.id stack_id FROM rocpd_api A JOIN rocpd_string W ON W.id = apiName_id JOIN rocpd_string M ON M.id = args_id",
+}
 GPU_COLUMNS = {"agent_abs_index", "agent_absolute_index", "deviceId"}  # of rocpd's kernels, old and new, and of nsys
 PROCESS_COLUMNS = {"pid", "globalPid"}
 STREAM_COLUMNS = {"stream_id", "streamId"}
@@ -263,11 +283,19 @@ CALL_EVERY = 10**6  # instructions of SQLite's virtual machine
 @contextlib.contextmanager
 def database(path):
     """Open an SQLite file for reading; yield the connection and the names of its tables and views."""
+    with open(path, "rb") as opened:
+        if opened.read(len(GZIP)) == GZIP:
+            raise Failure(2, "is a packed database: unpack it with gunzip")
     end = time.monotonic() + LONGEST_S
     with contextlib.closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as connection:
         connection.set_progress_handler(lambda: time.monotonic() > end, CALL_EVERY)
         try:
-            yield connection, {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
+            names = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
+            if RPD in names:
+                for view, query in RPD_VIEWS.items():
+                    connection.execute(f"CREATE TEMP VIEW {view} AS {query}")
+                names |= set(RPD_VIEWS)
+            yield connection, names
         except sqlite3.OperationalError as error:
             if str(error) == "interrupted":
                 raise Failure(2, f"takes more than {LONGEST_S} s to read: export fewer steps") from None
@@ -280,16 +308,13 @@ def read_database(path):
         if f"{NSYS}GRAPH_TRACE" in names and f"{NSYS}KERNEL" not in names:
             raise Failure(2, "has one entry for a whole CUDA graph: record it with nsys --cuda-graph-trace=node")
         if names.isdisjoint(table for table, *_ in TABLES):
-            launches = sum(bool(LAUNCHES.match(call["name"])) for call in calls_of_host(connection, names))
-            if launches:
-                way = "the profiler lost them; if its version is older than the driver, try a newer Nsight Systems"
-                raise Failure(2, f"holds {launches:,} launches and none of their kernels: {way}")
+            check_kernels_are_there(calls_of_host(connection, names))
             if "TARGET_INFO_GPU" in names:
                 way = "record it with nsys profile --trace=cuda, and let the program end by itself"
                 raise Failure(2, f"is an export of Nsight Systems without kernels: {way}")
             if "OPS" in names:
                 raise Failure(2, "is rocprof's old database: give its results.csv")
-            raise Failure(2, "is a database without kernel times, neither rocpd nor an export of Nsight Systems")
+            raise Failure(2, "is a database without kernel times, neither rocpd, rpd nor an export of Nsight Systems")
         rows = []
         for table, kind, column in TABLES:
             if table in names:
@@ -302,6 +327,8 @@ def read_database(path):
             (all_of_them,) = connection.execute("SELECT count(*) FROM rocpd_kernel_dispatch").fetchone()
             lost = all_of_them - sum(kind == "kernel" for kind, *_ in rows)
         host = calls_of_host(connection, names)
+    if all(kind == "copy" for kind, *_ in rows):
+        check_kernels_are_there(host)
     launches = launch_table(host, {number for *_, number in rows} - {None})
     labels = labels_of((process, gpu) for kind, _, _, _, process, gpu, *_ in rows if kind == "kernel")
     calls = []
@@ -314,6 +341,14 @@ def read_database(path):
     if lost > 0:
         warnings = (f"The view of kernels leaves out {lost:,} of {all_of_them:,} dispatches, so sums are too small.",)
     return finished(path, calls, warnings, host)
+
+
+def check_kernels_are_there(host):
+    """Raise Failure if the host launched kernels; called where a database holds none."""
+    launches = sum(bool(LAUNCHES.match(call["name"])) for call in host)
+    if launches:
+        way = "the profiler lost them; if its version is older than the driver, try a newer one"
+        raise Failure(2, f"holds {launches:,} launches and none of their kernels: {way}")
 
 
 def calls_of_host(connection, names):
@@ -364,7 +399,11 @@ def read_json(path, content, linked, gpu):
 
     content: what is parsed of the file. linked: a profile_*.json named this file, which must be a trace.
     """
-    if isinstance(content, list) and content and all(isinstance(one, dict) and "ph" in one for one in content):
+    if (
+        isinstance(content, list)
+        and any(content)
+        and all(isinstance(one, dict) and ("ph" in one or not one) for one in content)
+    ):
         content = {"traceEvents": content}  # the short form of a Chrome trace
     if isinstance(content, dict) and "traceEvents" in content:
         if any("BeginNs" in (event.get("args") or {}) for event in itertools.islice(content["traceEvents"], 100)):
@@ -414,6 +453,9 @@ def finished(path, calls, warnings=(), host=()):
     return Profile(path, calls, sources=tuple(sorted(sources)), host=list(host), warnings=warnings, early=early)
 
 
+NO_TEXT = re.compile(rb"[\x01-\x08\x0e-\x1f]")
+
+
 def read_file(path, gpu=None, linked=False):
     """Return the profiles in one file; tell its format by its content, not by its name.
 
@@ -426,8 +468,8 @@ def read_file(path, gpu=None, linked=False):
         if content.startswith(SQLITE):
             return parts_of(read_database(path), gpu)
         is_json = re.match(rb"\s*($|[{[])", content)  # blanks alone are damaged in any format
-        # A Perfetto trace begins with a line feed; so do PyTorch 2.7's traces, which are JSON.
-        if b"\0" in content or (content.startswith(b"\n") and not is_json):
+        # A Perfetto trace begins with a line feed; so do PyTorch 2.7's traces, which are JSON, and nsys stats' tables.
+        if b"\0" in content or (content.startswith(b"\n") and not is_json and NO_TEXT.search(content)):
             return parts_of(finished(path, read_perfetto(content)), gpu)
         text = content.decode("utf-8", errors="replace")
         del content  # a trace can have a gigabyte, and each copy of it takes memory and time

@@ -68,6 +68,8 @@ def read_trace(path, content, gpu=None):
     """
     spans = timed_events(content["traceEvents"])
     if not spans and content["traceEvents"] and "schemaVersion" not in content:
+        if any((event.get("args") or {}).get("desc") == "KernelExecution" for event in content["traceEvents"]):
+            raise Failure(2, "was made of an .rpd: give that one")
         kinds = "none of a kind that PyTorch's profiler writes: record it with torch.profiler"
         raise Failure(2, f"holds {len(content['traceEvents']):,} events, {kinds}")
     origin_us = spans[0]["ts"] if spans else 0
@@ -173,7 +175,7 @@ def check_cpu_only(content, runtime, memory, device):
 
 
 NOT_SEEN = "record it with ProfilerActivity.CUDA; if it was, the profiler can't see this GPU (as in some WSL): try nsys"
-LOST_ALL = "the profiler lost them; profile fewer steps, and run no other profiler at the same time"
+LOST_ALL = "the profiler lost them or can't see this GPU (as in WSL): profile fewer steps, beside no other profiler"
 
 
 def whole_number(value):
