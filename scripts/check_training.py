@@ -45,6 +45,7 @@ import gc
 import itertools
 import json
 import os
+import random
 import re
 import runpy
 import statistics
@@ -199,6 +200,7 @@ class Record:
     name: str
     owners: dict = dataclasses.field(default_factory=dict)  # module -> its name; a tied parameter has several
     trainable: bool = False
+    hooked: bool = False
     start: int | None = None  # bit sum of the first value
     seen: list = dataclasses.field(default_factory=list)  # one Seen per step of its optimizer
     arrivals: list = dataclasses.field(default_factory=list)  # one Arrival per gradient of the first steps
@@ -454,6 +456,9 @@ class Watch:
         self.limit = steps
         self.go_on = go_on
         self.done = False
+        self.finish = None  # ends the process where the script catches Enough
+        self.late = 0  # steps that it makes then
+        self.handing_out = 0  # calls of torch.autograd.grad that run
         self.undo = []  # what puts things back at the end
         self.clock = Clock()
         self.step = Step()  # the one that is going on
@@ -483,12 +488,22 @@ class Watch:
             return
         if module not in self.models.outermost:
             with self.clock.paused():
-                self.adopt(self.models.discover(module))
+                parts = [root.model for known, root in self.models.outermost.items() if known in module.modules()]
+                self.rename(parts, self.models.discover(module))
+        if not self.steps and not self.step.backwards:
+            self.forget_trainable(module)
         phase = "forward" if torch.is_grad_enabled() else "no_grad"
         self.running.before = self.clock.switch(phase)
         self.running.module = module
         self.running.depth = 1
         self.notice(module)
+
+    def forget_trainable(self, module):
+        """Forget, until the first backward, that parameters needed a gradient: a script may freeze them later."""
+        for param in module.parameters():
+            record = self.records.get(id(param))
+            if record and not param.requires_grad:
+                record.trainable = False
 
     def notice(self, module):
         """Note that a module runs. One that the outermost does not hold is a guest: PyTorch sees no lists."""
@@ -557,11 +572,24 @@ class Watch:
                     record.name = clean(f"{prefix}.{name}" if prefix else name)
                 record.owners.setdefault(owner, clean(prefix) or name)
 
+    def rename(self, parts, model):
+        """Record the parameters of a model; name those anew that have names in parts of it, which ran before it did."""
+        inside = set(model.modules())
+        for part in parts:
+            for owner in set(part.modules()) & inside if part is not model else ():
+                for param in owner.parameters(recurse=False):
+                    if id(param) in self.records:
+                        self.records[id(param)].owners.pop(owner, None)
+        self.adopt(model)
+
     def record_of(self, param, name):
         """Return a parameter's record. A trainable parameter gets a hook, once."""
         record = self.records.setdefault(id(param), Record(param, name))
-        if param.requires_grad and param.is_leaf and not record.trainable:
-            record.trainable = True
+        if not param.requires_grad or not param.is_leaf:
+            return record
+        record.trainable = True
+        if not record.hooked:
+            record.hooked = True
             param.register_hook(functools.partial(self.arrive, record))
         return record
 
@@ -609,7 +637,7 @@ class Watch:
     # -------------------------------------------------- gradients
     def arrive(self, record, gradient):
         """Note that backward computed a gradient, before it is added to the parameter's."""
-        if self.clock.phase != "backward":  # torch.autograd.grad leaves param.grad as it is
+        if self.clock.phase != "backward" or self.handing_out:
             return
         if self.done or gradient is None:  # compiled code hands out None where eager code hands out nothing
             return
@@ -635,14 +663,25 @@ class Watch:
         self.step.loss = None if loss is None else loss.detach().clone()
         self.running.scalar = None
         before = self.clock.switch("backward")
+        grad = torch.autograd.grad
+        torch.autograd.grad = functools.partial(self.hand_out, grad)  # only now: torch.compile knows the original
         try:
             result = run(roots, *args, **kwargs)
         finally:
+            torch.autograd.grad = grad
             if self.clock.phase == "backward":
                 self.clock.switch("optimizer" if before == "optimizer" else "other")
         if before != "optimizer":
             self.give_up()
         return result
+
+    def hand_out(self, run, *args, **kwargs):
+        """Run torch.autograd.grad, which leaves param.grad as it is: a backward of the script's own may call it."""
+        self.handing_out += 1
+        try:
+            return run(*args, **kwargs)
+        finally:
+            self.handing_out -= 1
 
     def give_up(self):
         """End a script whose updates cannot be seen, or it would run to its own end."""
@@ -657,6 +696,7 @@ class Watch:
         """Look at the gradients before the step, or after its closure, which computes them. frame: the step's."""
         self.hidden.elsewhere |= threading.current_thread() is not threading.main_thread()
         if self.blind():
+            self.end_late()
             return None
         self.stepping.frames = still_running(self.stepping.frames)  # without steps that raised an error
         self.stepping.frames.append(frame)
@@ -682,6 +722,13 @@ class Watch:
             return args, {**kwargs, "closure": watched}
         return (args[0], watched, *args[2:]), kwargs
 
+    def end_late(self):
+        """End a script that goes on although it was ended, as with a bare except around its step."""
+        if self.done and self.steps and threading.current_thread() is threading.main_thread():
+            self.late += 1
+            if self.late > 2 and self.finish:  # fewer may belong to a finally
+                self.finish()
+
     def prepare(self, optimizer):
         """Record the parameters that modules and optimizers have by now."""
         if not self.steps:  # the first step, since these searches are slow
@@ -690,6 +737,9 @@ class Watch:
             scalers = [thing for thing in found if issubclass(type(thing), torch.amp.GradScaler)]
             self.hidden.scaled = any(scaler.is_enabled() for scaler in scalers)
             self.find_hidden_calls(self.models.alive)
+            for root in self.models.outermost.values():
+                part, root.model = root.model, top_of(root.model, self.models.alive)
+                self.rename([part], root.model)
         for root in self.models.outermost.values():
             self.adopt(root.model)
             for guest, name in root.guests.items():
@@ -891,9 +941,9 @@ def holders_of(modules):
     return holders
 
 
-def top_of(module):
-    """Climb to the outermost module that holds this one."""
-    holders = holders_of(existing(nn.Module))
+def top_of(module, modules=None):
+    """Climb to the outermost of these, or of all modules, that holds this one."""
+    holders = holders_of(existing(nn.Module) if modules is None else modules)
     while module in holders:
         module = holders.pop(module)  # a module that holds itself, however deep, ends the climb
     return module
@@ -1124,6 +1174,7 @@ class Rerun:
         buffers = [(part, dict(part.named_buffers(recurse=False))) for part in self.module.modules()]
         with contextlib.ExitStack() as stack:
             stack.enter_context(torch.random.fork_rng(devices))  # so every run draws the same dropout
+            stack.enter_context(same_choices())
             stack.enter_context(torch.set_grad_enabled(grad))
             stack.enter_context(torch.compiler.set_stance("force_eager"))
             stack.enter_context(torch.autocast(kind, dtype=dtype, enabled=enabled and autocast))
@@ -1179,6 +1230,19 @@ class Rerun:
                     param.copy_(value)
         pairs = zip(*self.usual, moved, strict=True)
         return any(not bool((new - old).abs().max() <= 2 * (again - old).abs().max()) for old, again, new in pairs)
+
+
+@contextlib.contextmanager
+def same_choices():
+    """Put back the random state of Python and NumPy, by which a model may drop layers or force its decoder."""
+    numpy = sys.modules.get("numpy")
+    states = random.getstate(), numpy and numpy.random.get_state()
+    try:
+        yield
+    finally:
+        random.setstate(states[0])
+        if numpy:
+            numpy.random.set_state(states[1])
 
 
 def set_modes(modes):
@@ -1468,6 +1532,7 @@ NEXT = {  # kind of a finding: what to do
     "skipped": "set_detect_anomaly(True) names the operation; if only the scale is too large, watch more (--steps)",
     "changed_alone": "look for weight decay or momentum on parameters that the loss does not use",
     "unchanged": "look at the learning rate, its schedule, and the scale of the loss",
+    "too_small": "nothing, if a norm cancels a bias or a later weight began at zero; else look at the learning rate",
     "put_back": "after the optimizer's step, look for load_state_dict, copy_ or an assignment to .data",
     "eval_mode": "call model.train() before the training loop and after each evaluation",
     "same_input": "draw a new batch inside the loop, if this is meant to train",
@@ -1495,6 +1560,7 @@ def findings_on(facts, kind, text, group, *details, warning=False):
 def fate_findings(facts):
     """Return the findings that follow from a parameter's fate alone."""
     found = []
+    nothing_trains = not facts.of("trained", "waiting", "updated_elsewhere")
     for fate, text in FATES.items():
         group = facts.of(fate)
         details = []
@@ -1502,7 +1568,7 @@ def fate_findings(facts):
             details = where_it_ends(facts.watch, group)
         if group and fate == "replaced":
             details = [f"it holds {short(facts.old)}"]
-        found += findings_on(facts, fate, text, group, *details, warning=fate in HARMLESS)
+        found += findings_on(facts, fate, text, group, *details, warning=fate in HARMLESS and not nothing_trains)
     return found + frozen_findings(facts)
 
 
@@ -1608,15 +1674,36 @@ def change_findings(facts):
         text = "changed by every step, and the next one begins from the same values again"
         group = back if everything else matrices
         found += findings_on(facts, "put_back", text, group, warning=not everything)
-    if all(record.name.endswith("bias") for record in unmoved):  # in a norm after it a bias may cancel
-        text = "a gradient too small to change them"
-        return found + findings_on(facts, "unchanged_bias", text, unmoved, warning=True)
     groups = [group for optimizer in facts.watch.optimizers.known for group in optimizer.param_groups]
+    small = too_small(unmoved, groups)
+    unmoved = [record for record in unmoved if record not in small]
+    if all(record.name.endswith("bias") for record in unmoved):  # in a norm after it a bias may cancel
+        small += unmoved
+        unmoved = []
+    found += findings_on(facts, "too_small", "a gradient too small to change them", small, warning=True)
     rates = sorted({float(group["lr"]) for group in groups if "lr" in group})
     details = [f"learning rates: {', '.join(f'{rate:g}' for rate in rates)}"]
     if any(record.param.element_size() == 2 for record in unmoved):
         details.append("16 bits round a small update away: keep float32 weights for the optimizer")
     return found + findings_on(facts, "unchanged", "a gradient, but no step changes them", unmoved, *details)
+
+
+def too_small(unmoved, groups):
+    """Return those of the unchanged 32-bit records whose update is rounded away, while others of their group change.
+
+    Such as a layer in front of a weight that began at zero, while the learning rate warms up.
+    """
+    small = []
+    for group in groups:
+        held = {id(param) for param in group["params"]}
+        mine = [record for record in unmoved if id(record.param) in held and record.param.element_size() > 2]
+        if not float(group.get("lr", 0)) or len(mine) == len(held):
+            continue
+        for record in mine:
+            update = float(group["lr"]) * max(step.largest for step in record.seen)
+            if update < torch.finfo(record.param.dtype).eps * float(largest(record.param)):
+                small.append(record)
+    return small
 
 
 def mistakes_in_the_model(facts):
@@ -1807,7 +1894,7 @@ def compare_slopes(facts):
                     raise Unrepeatable(f"it takes more than {SLOPE_SECONDS} s")
                 compared += 1
                 if gradient is None:
-                    found.reasons["the last batch's outputs do not use them"] += 1
+                    found.reasons["the last batch, run again, gives them no gradient"] += 1
                     continue
                 compare_one(slopes, record, gradient.to_dense(), found)
         except (Unrepeatable, RuntimeError) as reason:
@@ -2479,8 +2566,8 @@ def names_in(spaces):
             elif is_own(type(value)):  # such as an agent
                 inside = getattr(value, "__dict__", {})
             for title, item in ((name, value), *inside.items()):
-                if issubclass(type(item), nn.Module):
-                    names.setdefault(item, title)
+                if issubclass(type(item), nn.Module) and item not in names:
+                    names[item] = f"{name}.{title}" if title in names.values() else title
     return names
 
 
@@ -2578,6 +2665,7 @@ def main(argv=None):
     """Run the script, print the report, and return the exit status."""
     options = parse(argv)
     watch = Watch(options.steps, options.go_on)
+    watch.finish = functools.partial(finish, options, watch, os._exit)
     try:
         failure = run_script(watch, options.command)
     except BadInput as error:
@@ -2599,12 +2687,28 @@ def main(argv=None):
     if not watch.steps or (failure and rank != "0"):
         say(f"check_training: {failure}", file=sys.stderr)
         return 2
+    return conclude(options, watch, failure)
+
+
+def conclude(options, watch, failure=None):
+    """Judge and report; return the exit status."""
+    rank = os.environ.get("RANK", "0")
     rows, findings, untested = assess(watch, options.peak, not options.no_slopes, options.causal)
     if failure is None:
         findings = everywhere(watch, findings)
     if rank != "0":  # one report: process 0 prints it and has the status
         return 0
     return report(options, watch, rows, findings, failure, untested)
+
+
+def finish(options, watch, leave):
+    """Report from inside the script, and end the process."""
+    sys.stdout = sys.__stdout__  # the script may have replaced it
+    with torch.enable_grad():
+        status = conclude(options, watch)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    leave(status)
 
 
 def end(status):

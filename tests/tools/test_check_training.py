@@ -67,7 +67,7 @@ SOUND = "base kernel dropout checkpoint reentrant tied lbfgs sparse sgd fused au
 SOUND += ["scaler,autocast", "accumulation", "evaluation", "accumulation,outside,scaler"]
 WARNED = {"unused_head": "unused", "same_batch": "same_input", "frozen_layer": "frozen_between"}
 WARNED |= {"copied_tie": "copied_tie", "frozen_embedding": "frozen_held"}
-OTHER = {"gan": [], "wgan": [], "dqn": ["idle"], "lora": [], "convolution": ["unchanged_bias"]}
+OTHER = {"gan": [], "wgan": [], "dqn": ["idle"], "lora": [], "convolution": ["too_small"]}
 OTHER |= {"experts": ["unused"], "dense_experts": ["unused"]}
 
 
@@ -302,6 +302,25 @@ for step in range(9):
     optimizer.step()
 """
 EACH = "vmap(grad(loss), (None, 0, 0))(params, torch.randn(5, 4), torch.randint(2, (5,)))"
+ADJOINT = """
+class Function(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, model, x, *params):
+        ctx.model = model
+        ctx.save_for_backward(x)
+        return nn.Linear.forward(model, x)
+    @staticmethod
+    def backward(ctx, gradient):
+        x = ctx.saved_tensors[0].detach().requires_grad_()
+        with torch.enable_grad():
+            y = nn.Linear.forward(ctx.model, x)
+        for part in (gradient / 2, gradient / 2):
+            found = torch.autograd.grad(y, [x, *ctx.model.parameters()], part, retain_graph=True)
+        return None, *(GIVEN for value in found)
+class Adjoint(nn.Linear):
+    def forward(self, x):
+        return Function.apply(self, x, *self.parameters())
+"""
 ELSEWHERE = {  # a sound script, and a row of its report
     "batch_norm": (
         HEAD + "norm = nn.BatchNorm1d(4)\noptimizer.add_param_group({'params': norm.parameters()})\n"
@@ -354,6 +373,12 @@ ELSEWHERE = {  # a sound script, and a row of its report
         "        scaler.scale(model(torch.randn(5, 4)).square().mean()).backward()\n"
         "        scaler.step(optimizer)\n        scaler.update()\nmain()",
         ("loss", "(may be scaled)"),
+    ),
+    "nested_grad": (
+        HEAD
+        + ADJOINT.replace("GIVEN", "2 * value")
+        + "model = Adjoint(4, 4)\noptimizer = torch.optim.SGD(model.parameters(), lr=0.1)\ntrain()",
+        ("gradient", "2 of 2 tensors"),
     ),
     "no_module": (
         HEAD + "weight = torch.randn(4, 2, requires_grad=True)\noptimizer = torch.optim.SGD([weight], lr=0.1)\n"
@@ -522,6 +547,14 @@ def test_a_script_that_ends_its_process_has_a_report(check, write, exits, steps,
     assert found == status and words in printed and not exits, printed
 
 
+def test_a_script_that_catches_its_end_is_ended(write):
+    """A bare except around the step catches SystemExit too."""
+    loop = "for _ in range(30):\n    try:\n        train(1 + 8 * (_ == 0))\n    except:\n        print('caught')\n"
+    done = in_a_process(write(HEAD + loop + "print('to its end')"))
+    assert done.returncode == 0 and done.stdout.count("verdict     sound") == 1, done.stdout + done.stderr
+    assert "caught" in done.stdout and "to its end" not in done.stdout
+
+
 def test_a_thread_that_waits_for_the_script_does_not_keep_the_process(exits):
     with pytest.raises(SystemExit):
         check_training.end(0)
@@ -628,6 +661,25 @@ TOGGLED = "optimizer.register_step_pre_hook(lambda *_: [model[0].requires_grad_(
 TOGGLED += "train(forward=lambda x: model.requires_grad_(True)(x))"
 COPIED = "import copy\nmodel = copy.deepcopy(model)\ntrain()"
 ALL_FROZEN = "model.requires_grad_(False)\ntrain(forward=lambda x: model(x).requires_grad_())"
+TEACHER_FORCING = """
+import random
+class Decoder(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.cell = nn.Linear(4, 4)
+        self.head = nn.Linear(4, 2)
+    def forward(self, x):
+        return self.head(x * random.random() * 100 + self.cell(x).detach())
+model = Decoder()
+optimizer = torch.optim.AdamW(model.parameters())
+train()
+"""
+SMALL_UPDATES = """
+model = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.Linear(8, 2))
+nn.init.zeros_(model[2].weight)
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-5)
+train()
+"""
 SPEAKS = {  # script: its finding or warning, and words of the report; of a sound brother: None
     "packed": (PACKED.replace("KEYS", "k.detach()"), "lost_rows", "qkv.weight: 8 to 15"),
     "packed_sound": (PACKED.replace("KEYS", "k"), None, "sound"),
@@ -641,6 +693,12 @@ SPEAKS = {  # script: its finding or warning, and words of the report; of a soun
     "surgery": (SURGERY, None, "sound"),
     "all_frozen": (ALL_FROZEN, "nothing_to_train", "AdamW has nothing to train"),
     "some_frozen": (HELD + "train()", "frozen_held", "2 tensors"),
+    "frozen_after_a_dry_run": ("model(torch.zeros(1, 4))\n" + HELD + "train()", "frozen_held", "2 tensors"),
+    "part_before_the_whole": (
+        "model[0](torch.zeros(1, 4))\nmodel = nn.ModuleDict({'body': model})\nmodel.body[0].requires_grad_(False)\n"
+        "train(forward=model.body)",
+        *("frozen_held", "body.0.weight, body.0.bias"),
+    ),
     "zero_adapter": (
         ZERO + "optimizer = torch.optim.SGD([*model.parameters()][1:], 0.1)\ntrain()",
         "zero_frozen",
@@ -664,6 +722,18 @@ SPEAKS = {  # script: its finding or warning, and words of the report; of a soun
     "frozen_whole": (BYOL, None, "sound"),
     "toggled": (TOGGLED, None, "not compared: 2 (frozen at the end)"),
     "copied": (COPIED, "replaced", "next: the optimizer was built before the model was copied, replaced or tied"),
+    "teacher_forcing": (TEACHER_FORCING, "no_gradient", "cell.weight, cell.bias"),
+    "small_updates": (SMALL_UPDATES, "too_small", "3 of 6 tensors"),
+    "nested_grad": (
+        ADJOINT.replace("GIVEN", "None") + "model = nn.Sequential(Adjoint(4, 4), nn.Linear(4, 2))\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\ntrain()",
+        *("no_gradient", "the gradient ends between 1 (has one) and 0 (has none)"),
+    ),
+    "nothing_trains": (
+        "model = nn.Sequential(nn.Linear(4, 2), nn.ReLU())\nnn.init.constant_(model[0].bias, -100.0)\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\ntrain(forward=lambda x: model(x) + x[:, :2])",
+        *("unused", "FINDING     unused"),
+    ),
     "head_replaced": ("model[2] = nn.Linear(8, 2)\ntrain()", "replaced", "it holds parameter * of AdamW (x2)"),
 }
 
@@ -774,8 +844,8 @@ class Agent:
 
 def test_the_names_of_models_are_the_scripts_own():
     critics = [nn.Linear(1, 1)]
-    names = check_training.names_in([{"agent": Agent(), "critics": critics, "critic": critics[0]}])
-    assert set(names.values()) == {"actor", "target_actor", "critics.0"}
+    names = check_training.names_in([{"agent": Agent(), "critics": critics, "critic": critics[0], "other": Agent()}])
+    assert sorted(names.values()) == ["actor", "critics.0", "other.actor", "other.target_actor", "target_actor"]
 
 
 def test_the_models_of_a_librarys_trainer_have_names():
@@ -963,7 +1033,7 @@ MORE = {  # loop: the warnings of the sound one
     "sam": [],
     "sam_closure": [],
     "gan": [],
-    "simsiam": ["unchanged_bias"],
+    "simsiam": ["too_small"],
     "byol": [],
     "float16": [],
     "in_backward": [],
@@ -1003,7 +1073,7 @@ MORE_FAULTS = {  # loop and fault: status, findings and warnings, words of the r
     "masters forgotten": (1, ["no_optimizer", "updated_elsewhere"], "a gradient, but no optimizer: 1 of 7 tensors"),
     "lazy same_batch": (0, ["same_input"], "every step has the same input"),
     "recurrent same_batch": (0, ["same_input"], "every step has the same input"),
-    "simsiam wrong_side": (0, ["not_reached", "unchanged_bias"], "predictor.*.weight (x2), predictor.*.bias (x2)"),
+    "simsiam wrong_side": (0, ["not_reached", "too_small"], "predictor.*.weight (x2), predictor.*.bias (x2)"),
     "first_order no_gradient": (0, ["not_run"], "4 of 60 tensors"),
     "listed forgotten": (1, ["no_optimizer"], "a gradient, but no optimizer: 6 of 8 tensors"),
     "listed cut": (1, ["no_gradient"], "the gradient ends between head (has one) and Sequential.0 (has none)"),

@@ -398,6 +398,14 @@ def test_several_models_are_not_comparable(compare):
     assert status == 2 and "old trains several models: also Sequential" in report["reason"], printed
 
 
+def test_a_model_that_only_torch_func_calls_is_not_comparable(compare, write):
+    text = "import torch\nmodel = torch.nn.Linear(2, 2)\n"
+    text += "loss = lambda p, x: torch.func.functional_call(model, p, x).sum()\n"
+    text += "torch.func.grad(loss)(dict(model.named_parameters()), torch.ones(3, 2))"
+    status, report, printed = compare([write("old", text)], [write("new", text)], "--no-speed")
+    assert status == 2 and "old: no module with parameters was called" in report["reason"], printed
+
+
 MASTERS = """
 import sys
 import torch

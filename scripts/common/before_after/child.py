@@ -247,7 +247,7 @@ class Child:
         """Tell whether this is an outermost call in training, of a module that trains."""
         if self.in_backward or not torch.is_grad_enabled():
             return False
-        if is_capturing():
+        if is_capturing() or check.is_transformed():
             return False
         return any(param.requires_grad and check.has_values(param) for param in check.params_of(module))
 
