@@ -2683,6 +2683,10 @@ def main(argv=None):
         elif bad := [record for record in watch.records.values() if record.overflows]:
             failure += f": NaN or infinity in all gradients of {short(bad)}, and a gradient scaler skips such steps"
             failure += f"; {NEXT['not_finite']}"
+        elif watch.step.backwards:
+            failure += ": updates by hand can't be watched"
+        else:
+            failure += ": give the command that trains, and start several processes with torchrun"
     rank = os.environ.get("RANK", "0")
     if not watch.steps or (failure and rank != "0"):
         say(f"check_training: {failure}", file=sys.stderr)

@@ -516,7 +516,10 @@ def test_a_forward_without_a_backward_counts_once(check, write):
     ("text", "words"),
     [
         ("thread = threading.Thread(target=train)\nthread.start()\nthread.join()", "what other threads do"),
-        ("class Loop:\n    pass", "no torch.optim optimizer stepped in this process\n"),
+        (
+            "class Loop:\n    pass",
+            "stepped in this process: give the command that trains, and start several processes with torchrun\n",
+        ),
     ],
 )
 def test_steps_that_cannot_be_seen(check, write, text, words):
@@ -1584,7 +1587,7 @@ def test_a_script_that_cannot_be_observed(check, write, text):
 
 def test_an_update_by_hand_is_not_observable(check):
     status, _, printed = check(SAMPLES / "char_gpt.py", "by_hand")
-    assert status == 2 and "no torch.optim optimizer stepped" in printed
+    assert status == 2 and "stepped in this process: updates by hand can't be watched\n" in printed
 
 
 @pytest.mark.parametrize(
