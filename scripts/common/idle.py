@@ -311,7 +311,10 @@ def idle_results(profile):
         found["remarks"].append(f"We can't tell why the GPU idled: {NO_HOST}.")
     if blind:
         found["warnings"].append("Kernels start before their launches: the clocks of host and GPU differ here.")
-    found["launch_bound"], found["verdict"] = verdict(found)
+    if all(call.kind == "copy" for call in calls):
+        found["launch_bound"], found["verdict"] = None, "no verdict: the profile holds copies and no kernel"
+    else:
+        found["launch_bound"], found["verdict"] = verdict(found)
     gaps.sort(key=lambda gap: gap["gap_us"], reverse=True)
     found["largest_gaps"] = [named(gap, host) for gap in gaps[:GAPS_SHOWN]]
     return found

@@ -1152,6 +1152,12 @@ def test_a_verdict_says_what_fills_the_time_instead(write, capsys):
     assert idle_of(write(events), capsys)["verdict"].endswith("(bound: 25 %), but exposed copies take 60 %")
 
 
+def test_copies_alone_decide_nothing(write, capsys):
+    path = write([kernel("Memset (Device)", 20 * i, 9) | {"cat": "gpu_memset"} for i in range(3)])
+    found = idle_of(path, capsys, "--steps", "1")
+    assert (found["launch_bound"], found["verdict"]) == (None, "no verdict: the profile holds copies and no kernel")
+
+
 @pytest.mark.parametrize(("us", "bound"), [(900, True), (1100, None)])
 def test_without_the_host_long_gaps_are_no_launches(us, bound, write, capsys):
     found = idle_of(write([kernel(GEMM, (100 + us) * i, 100) for i in range(3)]), capsys, "--steps", "1")
