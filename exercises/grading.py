@@ -240,13 +240,9 @@ def describe_speed(speed):
     return f"{rate:,.0f} GB/s, {100 * rate / copy_rate:.0f} % of the copy bandwidth ({copy_rate:,.0f} GB/s)"
 
 
-def count_cases(task):
-    dtypes = f"{len(task.dtypes)} dtypes" if len(task.dtypes) > 1 else str(task.dtypes[0]).removeprefix("torch.")
-    return f"{len(task.cases)} cases in {dtypes}"
-
-
 def describe_pass(task, speed, note=None):
-    sentence = count_cases(task)
+    dtypes = f"{len(task.dtypes)} dtypes" if len(task.dtypes) > 1 else str(task.dtypes[0]).removeprefix("torch.")
+    sentence = f"{len(task.cases)} cases in {dtypes}"
     if note:
         return f"{sentence}; {note}"
     if task.speed and not speed:

@@ -573,7 +573,7 @@ class Watch:
                 record.owners.setdefault(owner, clean(prefix) or name)
 
     def rename(self, parts, model):
-        """Record the parameters of a model; name those anew that have names in parts of it, which ran before it did."""
+        """Record a model's parameters; rename those that were named after a part of it that ran before it did."""
         inside = set(model.modules())
         for part in parts:
             for owner in set(part.modules()) & inside if part is not model else ():
@@ -1691,7 +1691,7 @@ def change_findings(facts):
 def too_small(unmoved, groups):
     """Return those of the unchanged 32-bit records whose update is rounded away, while others of their group change.
 
-    Such as a layer in front of a weight that began at zero, while the learning rate warms up.
+    An example is a layer in front of a weight that began at zero, while the learning rate warms up.
     """
     small = []
     for group in groups:

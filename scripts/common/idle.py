@@ -14,6 +14,7 @@ PAUSE_US = 1000  # a gap between two steps that is longer is the profiler's or t
 AFTER_WAIT_US = 100  # within which a host that waited for a copy launches again
 SHORT_US = 10  # kernels that wait in one queue follow each other within this time
 GAPS_SHOWN = 5
+NO_KERNEL = (None, "no verdict: the profile holds copies and no kernel")
 IDLE_BOUND = 0.25  # a step with a larger fraction of idle time is launch-bound, if it waits for the host
 
 LATE = "the host launched late"
@@ -311,10 +312,8 @@ def idle_results(profile):
         found["remarks"].append(f"We can't tell why the GPU idled: {NO_HOST}.")
     if blind:
         found["warnings"].append("Kernels start before their launches: the clocks of host and GPU differ here.")
-    if all(call.kind == "copy" for call in calls):
-        found["launch_bound"], found["verdict"] = None, "no verdict: the profile holds copies and no kernel"
-    else:
-        found["launch_bound"], found["verdict"] = verdict(found)
+    copies_alone = all(call.kind == "copy" for call in calls)
+    found["launch_bound"], found["verdict"] = NO_KERNEL if copies_alone else verdict(found)
     gaps.sort(key=lambda gap: gap["gap_us"], reverse=True)
     found["largest_gaps"] = [named(gap, host) for gap in gaps[:GAPS_SHOWN]]
     return found

@@ -551,7 +551,7 @@ class Outside(TorchDispatchMode):
         ("peer", ["--attention-backend", "math", "--no-graph"]),
     ],
 )
-def test_trials_of_options_and_steps_share_one_stream(version, argv, tmp_path):
+def test_trials_of_options_and_steps_share_one_stream(version, argv):
     """A graph is 5 % slower on a GPU where another stream has been used, if only to try an attention."""
     script = peer_script() if version == "peer" else load_version(version)
     outside = Outside(script)
@@ -582,7 +582,8 @@ def test_no_kernel_of_a_run_is_on_another_stream(version, argv, capsys):
     with profile(activities=[ProfilerActivity.CUDA]) as profiler:
         assert call(version, [*sizes, *argv], capsys)[0] == 0
         torch.cuda.synchronize()
-    kernels = [event for event in profiler.profiler.kineto_results.events() if "CUDA" in str(event.device_type())]
+    work = [event for event in profiler.profiler.kineto_results.events() if "CUDA" in str(event.device_type())]
+    kernels = [event for event in work if not event.name().startswith("Memset")]  # cuDNN clears on streams of its own
     assert len(kernels) > 10 and len({event.device_resource_id() for event in kernels}) == 1
 
 

@@ -37,10 +37,8 @@ GROUP_PATTERNS = [
         r"log_?softmax|softmax_warp_\w+<[^<>]*, *\d+, *true|softmax_warp_\w+?Li\d+ELb1|topk\w*softmax|softmax\w*topk",
     ),
     ("copies", r"^[^<(]*(reshape_and_cache|concat_and_cache|store_kv_?cache|copy_blocks)"),
-    (
-        "copies",
-        r"^(?![^<(]*(norm|silu|act_and_mul))[^<(]*((?<![a-z_])quantize|_quant_kernel)",
-    ),  # alone, not fused into another
+    # quantizing alone, not fused into another operation
+    ("copies", r"^(?![^<(]*(norm|silu|act_and_mul))[^<(]*((?<![a-z_])quantize|_quant_kernel)"),
     ("copies", r"^(void +)?(cpy_scalar|concat_cont|k_get_rows|k_set_rows)"),  # llama.cpp's
     ("other", r"^[^<(]*flashinfer_kv_indices"),
     ("attention", r"attention|attn|fmha|flash|sdpa|sage_fwd|bwd_kernel_(dk|dv|dq|fuse)|bwd_preprocess|softmax"),
