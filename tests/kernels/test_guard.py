@@ -44,6 +44,7 @@ FUNCTIONS = {
     "FP8FeedForwardFunction": (of_fp8(V3.FP8FeedForwardFunction), [(2, 16, 32), (96, 32), (32, 48)]),
 }
 NAMES = [pytest.param(name, marks=[multiplies_fp8] if "FP8" in name else []) for name in FUNCTIONS]
+MULTIPLIES_ITS_INPUTS = "LinearCrossEntropyFunction"  # a BLAS may add in another order where tensors begin elsewhere
 LAUNCHING = [case for case in NAMES if case.values != ("EmbeddingFunction",)]
 
 
@@ -72,15 +73,16 @@ def test_every_function_is_here():
 @pytest.mark.parametrize("layout", LAYOUTS[1:])
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.quick(1, each="name")
-def test_strided_tensors_give_the_same_bits(name, layout, device):
+def test_strided_tensors_give_the_same_results(name, layout, device):
     """Sliced, transposed and expanded inputs and gradients give what their contiguous copies give."""
     function, tensors = drawn(name, device)
     strided = [between_bands(tensor, layout) for tensor in tensors]
     outputs, cotangents, gradients = results(function, strided, layout=layout)
     packed = [[t.clone(memory_format=torch.contiguous_format) for t in group] for group in (strided, cotangents)]
     right_outputs, _, right_gradients = results(function, *packed)
+    allowed = 1e-6 if name == MULTIPLIES_ITS_INPUTS else 0
     for result, right in zip([*outputs, *gradients], [*right_outputs, *right_gradients], strict=True):
-        assert torch.equal(result, right)
+        assert torch.equal(result, right) or relative_error(result, right) < allowed
 
 
 @pytest.mark.parametrize("name", [case for case in NAMES if case.values[0] not in TWICE_DIFFERENTIABLE])

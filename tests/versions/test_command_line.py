@@ -514,6 +514,7 @@ def test_version_4_tries_its_attention_in_the_dtype_of_the_run(argv, dtype, monk
     assert set(tried) == {getattr(torch, dtype)}
 
 
+interpreted = pytest.mark.skipif(torch.cuda.is_available(), reason="Triton's kernels run on the GPU here")
 needs_fp8_on_a_cpu = pytest.mark.skipif(torch.__version__ < (2, 13), reason="PyTorch has no fp8 matmul on a CPU")
 
 
@@ -544,8 +545,8 @@ class Outside(TorchDispatchMode):
     [
         (1, []),
         (2, []),
-        (3, ["--disable-attention-kernel"]),
-        pytest.param(3, ["--disable-attention-kernel", "--use-amp", "--fp8"], marks=needs_fp8_on_a_cpu),
+        pytest.param(3, ["--disable-attention-kernel"], marks=interpreted),
+        pytest.param(3, ["--disable-attention-kernel", "--use-amp", "--fp8"], marks=[interpreted, needs_fp8_on_a_cpu]),
         (4, []),
         (4, ["--attention-backend", "math"]),
         ("peer", ["--attention-backend", "math", "--no-graph"]),
