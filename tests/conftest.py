@@ -74,7 +74,11 @@ def backend_settings():
 
 @pytest.fixture(autouse=True)
 def empty_compiler():
-    """Forget what a test compiled: a function compiled for eight models is not compiled for a ninth."""
+    """Forget what a test compiled, since a function compiled for eight models is not compiled for a ninth.
+
+    If the test hid the GPU, the compiler keeps in mind that there is none: forget that too.
+    """
     yield
     if "torch._dynamo" in sys.modules:
         torch._dynamo.reset()
+        torch.utils._triton.has_triton.cache_clear()

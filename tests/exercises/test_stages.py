@@ -43,7 +43,7 @@ def process(script, *options, **environment):
 def call(script, *options):
     """Run a stage without a GPU as process() does: in this process, unless Triton was imported for a GPU."""
     if torch.cuda.is_available():
-        return process(script, *options, **stage_tools.CHECK_ENVIRONMENT)
+        return process(script, *options, PYTHONPATH=str(FOLDER), **stage_tools.CHECK_ENVIRONMENT)
     return run_file(script, *options, cwd="/", **stage_tools.CHECK_ENVIRONMENT)
 
 

@@ -9,8 +9,9 @@ from in_process import restored_settings
 
 TINY = "--hidden-dim 32 --num-layers 1 --num-heads 2 --seq-len 16 --batch-size 2 --vocab-size 256".split()
 NORM = "layers.0.attention_norm.weight"
-# Largest bound of a gradient. Measured: 1.7e-6, 0.016 and 0.0023 in float32, bfloat16 and float16.
+# Largest bound of a gradient on a CPU. Measured: 1.7e-6, 0.016 and 0.0023 in float32, bfloat16 and float16.
 LARGEST = {"float32": 5e-6, "bfloat16": 0.04, "float16": 0.006}
+SUMS_ON_A_GPU = 1e-5  # what every bound on a GPU contains in addition
 PRECISIONS = {"float32": [], "bfloat16": ["--use-amp"], "float16": ["--use-amp", "--amp-dtype", "float16"]}
 
 
@@ -100,7 +101,8 @@ def test_bounds_follow_from_version_1s_own_errors(measured):
     precision, reference, found = measured
     exact = reference.exact["gradients"]
     bounds = {name: reference.bound_of("gradient", name) for name in exact}
-    assert len(set(bounds.values())) > 1 and max(bounds.values()) < LARGEST[precision]
+    largest = LARGEST[precision] + (SUMS_ON_A_GPU if torch.cuda.is_available() else 0)
+    assert len(set(bounds.values())) > 1 and max(bounds.values()) < largest
     for name, bound in bounds.items():
         off = exact[name] * (1 + 3 * bound)
         assert blamed(reference, found | {"gradients": found["gradients"] | {name: off}}) == name
@@ -108,8 +110,7 @@ def test_bounds_follow_from_version_1s_own_errors(measured):
         assert blamed(reference, found | {"gradients": found["gradients"] | {name: near}}) is None
 
 
-def test_a_loss_that_keeps_no_logits_is_compared_with_logits(monkeypatch):
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
+def test_a_loss_that_keeps_no_logits_is_compared_with_logits():
     with restored_settings():
         script = load_version(3)
         others = [f"--disable-{kernel}-kernel" for kernel in script.KERNELS if kernel != "loss"]

@@ -1122,6 +1122,7 @@ def test_version_3_is_sound_in_the_interpreter():
     options = [*TINY.split(), "--num-layers", "1", "--num-steps", "12", "--no-graph"]
     command = [sys.executable, check_training.__file__, "--", SCRIPTS[3], *options]
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment |= {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""}
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert done.returncode == 0 and "verdict     sound" in done.stdout, done.stdout + done.stderr
     assert "is not the slope" not in done.stdout, done.stdout

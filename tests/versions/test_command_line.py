@@ -61,7 +61,7 @@ COMMAND_LINES = {
         --preset small --deterministic --no-graph
         --preset medium --no-deterministic --graph --tf32
         --use-amp --amp-dtype float16 --data long.txt --seq-len 8 --vocab-size 128
-        --device cpu --validate-setup --save-every 5 --checkpoint-dir folder/new --metrics-file metrics.json --resume
+        --device DEVICE --validate-setup --save-every 5 --checkpoint-dir folder/new --metrics-file metrics.json --resume
         --enable-pytorch-profiler --profile-dir folder --profile-steps 5 --profile-memory --profile-operators
         --enable-memory-profiling --profile-attention-only --sort-by self_cpu_time_total
     """,
@@ -146,7 +146,6 @@ ODD_COMMAND_LINES = {
         at most 32768: --hidden-dim 32896 --num-heads 257 --num-kv-heads 1
         --disable-attention-kernel: --hidden-dim 24 --num-heads 1
         optimizer: --use-amp --amp-dtype float16 --disable-optimizer-kernel
-        needs a GPU: --enable-torch-compile
         loss kernel: --enable-fused-loss --disable-loss-kernel
         --use-amp: --fp8
         bfloat16: --fp8 --use-amp --amp-dtype float16
@@ -163,6 +162,7 @@ ODD_COMMAND_LINES = {
 }
 ON_A_CPU = {
     "3": f"""
+        needs a GPU: --enable-torch-compile
         add --amp-dtype float16 or --disable-attention-kernel: --use-amp
         {"add --disable-attention-kernel" if torch.__version__ >= (2, 13) else "leave out --fp8"}: --use-amp --fp8
     """,
@@ -193,12 +193,12 @@ def surroundings(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("version", SCRIPTS)
-def test_every_documented_option_parses(version, surroundings):
+def test_every_documented_option_parses(version, surroundings, device):
     script, given = load_version(version), {"-h", "--help", "--parallel"}  # the last under torchrun only
     for line in lines_of(COMMAND_LINES, version):
         given |= {word for word in line.split() if word.startswith("--")}
         if "--fp8" not in line or torch.cuda.is_available() or torch.__version__ >= (2, 13):
-            script.parse_options(line.split())
+            script.parse_options(line.replace("DEVICE", device.type).split())
     known = {option for action in script.build_parser()._actions for option in action.option_strings}
     assert not {option for option in known - given if not re.match("--(enable|disable)", option)}
 

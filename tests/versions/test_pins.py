@@ -90,21 +90,21 @@ def test_hugging_face_computes_the_same(case):
 
 # ---------------------------------------------------------------- by hand, and in recorded runs
 
-MINI = "--num-heads 2 --hidden-dim 32 --num-layers 1 --seq-len 12 --vocab-size 40 --device cpu --no-graph".split()
+MINI = "--num-heads 2 --hidden-dim 32 --num-layers 1 --seq-len 12 --vocab-size 40 --no-graph".split()
 
 
-def model_of(version):
+def model_of(version, device):
     script = load_version(version)
-    return script, script.make_model(script.parse_options(MINI)).to("cpu")
+    return script, script.make_model(script.parse_options(MINI)).to(device)
 
 
 @pytest.mark.parametrize("version", SCRIPTS)
-def test_rope_angles_by_hand(version):
+def test_rope_angles_by_hand(version, device):
     """With heads of 16, pair i of position t is rotated by t · 10000^(-2i / 16) = t · 10^(-i / 2)."""
-    script, model = model_of(version)
+    script, model = model_of(version, device)
     assert model.cos.shape == model.sin.shape == (12, 8)
     for t, i, angle in ((0, 5, 0), (11, 0, 11), (7, 2, 0.7), (11, 4, 0.11), (3, 6, 0.003), (2, 1, 0.632455532)):
-        x = torch.zeros(1, 12, 1, 16)
+        x = torch.zeros(1, 12, 1, 16, device=device)
         x[0, t, 0, i] = 1  # the unit vector of a pair's first half turns towards its second half
         y = script.apply_rope(x, model.cos, model.sin)[0, t, 0]
         wanted = pytest.approx([math.cos(angle), math.sin(angle)], abs=1e-7)
@@ -113,12 +113,12 @@ def test_rope_angles_by_hand(version):
 
 
 @pytest.mark.parametrize("version", SCRIPTS)
-def test_epsilon_of_the_norm_by_hand(version):
+def test_epsilon_of_the_norm_by_hand(version, device):
     """At x = 0.001 the mean of x² is 1e-6, as large as epsilon: x / sqrt(2e-6) = 0.707; at x = 1 it is 0.9999995."""
-    _, model = model_of(version)
+    _, model = model_of(version, device)
     for norm in (model.norm, model.layers[0].attention_norm, model.layers[0].feed_forward_norm):
         for x, wanted in ((1e-3, math.sqrt(0.5)), (1.0, 1 - 5e-7), (0.0, 0.0)):
-            rows = torch.full((1, 3, 32), x)
+            rows = torch.full((1, 3, 32), x, device=device)
             y = norm(rows, None)[1] if version == 3 else norm(rows)
             torch.testing.assert_close(y, torch.full_like(rows, wanted), rtol=1e-6, atol=0)
 
