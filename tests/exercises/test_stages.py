@@ -30,6 +30,10 @@ FAULTS = {
     6: r"13 of 14 tensors get no gradient, among them layers\.0\.",
 }
 
+# A copy of a stage finds what the original finds beside it.
+PATHS = filter(None, [str(FOLDER), os.environ.get("PYTHONPATH")])
+CHECKED = stage_tools.CHECK_ENVIRONMENT | {"PYTHONPATH": os.pathsep.join(PATHS)}
+
 COPIES = "    trainer.tokens.copy_(tokens)\n    trainer.labels.copy_(labels)\n"
 START = "    trainer.synchronize()\n    start = time.perf_counter()\n"
 
@@ -43,7 +47,7 @@ def process(script, *options, **environment):
 def call(script, *options):
     """Run a stage without a GPU as process() does: in this process, unless Triton was imported for a GPU."""
     if torch.cuda.is_available():
-        return process(script, *options, PYTHONPATH=str(FOLDER), **stage_tools.CHECK_ENVIRONMENT)
+        return process(script, *options, **CHECKED)
     return run_file(script, *options, cwd="/", **stage_tools.CHECK_ENVIRONMENT)
 
 
@@ -128,8 +132,7 @@ def test_the_guide_finds_the_cause_of_stage_1(tmp_path):
     guide = (FOLDER / "WORKSHOP_GUIDE.md").read_text()
     program = tmp_path / "look.py"
     program.write_text(re.search(r"```python\n(.*?)```", guide, re.DOTALL)[1])
-    environment = os.environ | stage_tools.CHECK_ENVIRONMENT | {"PYTHONPATH": str(FOLDER)}
-    done = subprocess.run([sys.executable, program], capture_output=True, text=True, env=environment)
+    done = subprocess.run([sys.executable, program], capture_output=True, text=True, env=os.environ | CHECKED)
     assert done.stdout == re.search(r"```python.*?```text\n(.*?)```", guide, re.DOTALL)[1], done.stdout + done.stderr
 
 
