@@ -114,6 +114,9 @@ gfx950  | v_cvt_pk_bf16_f32 v0, v1, v2           | inf 3.4e38              | 0x7
 gfx950  | v_bitop3_b32 v0, v1, v2, v3 bitop3:0xca | 0xff00 0x1234 0xabcd    | 0x12cd
 gfx942  | v_fma_mix_f32 v0, v1, v2, v3 op_sel_hi:[1,0,0]             | 0x3c004000 3.0 1.0 | 7.0
 gfx942  | v_fma_mix_f32 v0, -v1, v2, v3 op_sel:[1,0,0] op_sel_hi:[1,0,0] | 0x3c004000 3.0 1.0 | -2.0
+gfx942  | v_fma_mix_f32 v0, v1, v2, neg(0) op_sel_hi:[1,0,0]         | 0x80008000 3.0 | 0x80000000
+gfx942  | v_fma_mix_f32 v0, v1, v2, 0 op_sel_hi:[1,0,0]              | 0x80008000 3.0 | 0x00000000
+gfx942  | v_add_f32_e64 v0, neg(abs(v1)), abs(v2) | -1.5 -2.25              | 0.75
 gfx942  | v_fma_mixlo_f16 v0, v1, v2, 0          | 2.0 3.0                 | 0x77774600
 gfx942  | v_fma_mixhi_f16 v0, v1, v2, 0          | 2.0 3.0                 | 0x46007777
 gfx942  | v_add_f16_e32 v0, v1, v2               | 0x99993c00 0x4000       | 0x4200

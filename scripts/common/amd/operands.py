@@ -73,11 +73,14 @@ def change_sign(bits, width, absolute, negative):
 
 
 def without_signs(text):
-    """Return an operand without -, | | and their kin, and whether it is absolute and negative."""
-    negative = text.startswith("-") and not NUMBER.fullmatch(text)
-    text = text[1:] if negative else text
-    absolute = text.startswith("|")
-    return text.strip("|"), absolute, negative
+    """Return an operand without -, neg(), | | and abs(), and whether it is absolute and negative."""
+    if named := re.fullmatch(r"neg\((.*)\)", text):  # LLVM writes neg(0), because -0 is the integer 0
+        text, negative = named[1], True
+    else:
+        negative = text.startswith("-") and not NUMBER.fullmatch(text)
+        text = text[1:] if negative else text
+    bare = re.fullmatch(r"\|(.*)\||abs\((.*)\)", text)
+    return (bare[1] or bare[2] if bare else text), bare is not None, negative
 
 
 def plain_reader(text, kind, kernel):
