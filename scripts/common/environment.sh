@@ -12,7 +12,8 @@
 #   TINY_LLAMA_PYTHON=PYTHON   the interpreter to start from (default: python3)
 #   TINY_LLAMA_CPU=1           do without this machine's GPU
 #   TINY_LLAMA_SET=oldest      install the oldest supported versions instead, in .venv-oldest
-#   TINY_LLAMA_ROCM=6.4        install the PyTorch build for this ROCm release, not for the one that is found
+#   TINY_LLAMA_ROCM=6.4        install the PyTorch build for this ROCm release, not for the one that is found; also
+#                              without a GPU, as on a cluster's login node
 #   TINY_LLAMA_TORCH_INDEX=URL a mirror of PyTorch's index (default: https://download.pytorch.org/whl)
 
 # With a CDPATH cd may print the folder too.
@@ -47,6 +48,7 @@ quoted() { # WORDS...: a command that can be pasted, from a folder with a space 
 gpu_kind() {
     if [ "${TINY_LLAMA_CPU:-0}" != 1 ]; then
         ! nvidia-smi -L 2>/dev/null | grep '^GPU' >/dev/null || { echo nvidia && return; }
+        [ -z "${TINY_LLAMA_ROCM:-}" ] || { echo amd && return; } # also on a cluster's login node, which has no GPU
         ! { [ -e /dev/kfd ] || rocminfo 2>/dev/null | grep 'Device Type: *GPU' >/dev/null; } || { echo amd && return; }
     fi
     echo none

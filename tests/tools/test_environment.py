@@ -318,6 +318,23 @@ def test_amd_gpu_gets_the_pytorch_of_its_rocm(machine, name):
     assert machine.run().stderr == ""
 
 
+def test_a_named_rocm_is_installed_where_no_gpu_is_and_kept_where_one_is(machine):
+    """A cluster's login node has a network and no GPU, and its compute nodes may have it the other way round."""
+    machine.settings.pop("TINY_LLAMA_CPU")
+    machine.settings["TINY_LLAMA_ROCM"] = "6.4"
+    machine.add_wheels()
+    machine.has_torch_index("rocm6.4", "2.9.1")
+    result = machine.run()
+    assert result.returncode == 0, result.stderr
+    assert machine.versions()["torch"][0] == "2.9.1+rocm6.4"
+
+    del machine.settings["TINY_LLAMA_ROCM"], machine.settings["TINY_LLAMA_TORCH_INDEX"]
+    shutil.rmtree(machine.wheels)
+    machine.settings["TINY_LLAMA_CPU"] = ""
+    machine.has_amd_gpu()
+    assert machine.run().stderr == ""
+
+
 def test_amd_gpu_without_a_network_is_told_the_command(machine):
     file, text, release, version, folder = RELEASES["6.2"]
     install_release(machine, file, text)

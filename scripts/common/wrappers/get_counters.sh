@@ -10,5 +10,5 @@
 # Exit status: 0; 1 no result; 2 a bad option; 3 only a part was measured, and is kept; 130 Ctrl-C; or the script's
 #
 # Writes counters/counter_<timestamp>/ with kernels.csv and counters.csv; prints the top 15 kernels.
-# https://rocm.docs.amd.com/en/latest/conceptual/gpu-arch/mi300-mi200-performance-counters.html
+# https://rocm.docs.amd.com/en/docs-7.14.0/reference/gpu-arch/mi300-mi200-performance-counters.html
 exec bash "$(dirname "$(realpath "$0")")/wrapper.sh" "$0" "$@"
