@@ -227,7 +227,9 @@ class Host:
         return "many short calls, and unrecorded code"
 
 
-WAITS = re.compile(r"Synchronize|^(cuda|hip)Memcpy|^(cu|hip)Memcpy|aten::(item|_local_scalar_dense|nonzero)$")
+WAITS = re.compile(
+    r"Synchronize|^ur(EventWait|QueueFinish)|^(cuda|hip)Memcpy|^(cu|hip)Memcpy|aten::(item|_local_scalar_dense|nonzero)$"
+)
 COLLECTIVES = re.compile(r"^(gloo|mpi|nccl):|^c10d::|barrier")
 
 
@@ -310,6 +312,7 @@ def idle_results(profile):
     }
     if gaps and not found["host_known"]:
         found["remarks"].append(f"We can't tell why the GPU idled: {NO_HOST}.")
+    found["remarks"] += warm_up(rows)
     if blind:
         found["warnings"].append("Kernels start before their launches: the clocks of host and GPU differ here.")
     copies_alone = all(call.kind == "copy" for call in calls)
@@ -317,6 +320,23 @@ def idle_results(profile):
     gaps.sort(key=lambda gap: gap["gap_us"], reverse=True)
     found["largest_gaps"] = [named(gap, host) for gap in gaps[:GAPS_SHOWN]]
     return found
+
+
+def warm_up(rows):
+    """Return the remark about a first step that holds most of the idle time and takes twice as long as most steps.
+
+    rows: of the steps and, if there are several, of all of them together.
+    """
+    if len(rows) < 4:
+        return []
+    first, *others, whole = rows
+    idle = whole["idle_ms"] - first["idle_ms"]
+    usual = sorted(row["whole_ms"] for row in others)[len(others) // 2]
+    if idle >= first["idle_ms"] or first["whole_ms"] <= 2 * usual:
+        return []
+    held = f"it holds {100 * first['idle_ms'] / whole['idle_ms']:.0f} % of the idle time"
+    left = f"Without it the GPU waits {100 * idle / (whole['whole_ms'] - first['whole_ms']):.1f} % of the time."
+    return [f"Step {first['step']} looks like a warm-up: {held}. {left}"]
 
 
 def named(gap, host):
@@ -342,12 +362,12 @@ def verdict(found):
     if not found["host_known"]:
         if found["long_us"] > found["idle_us"] / 2:
             return None, f"no verdict: {share}, mostly in gaps over {PAUSE_US} us, and {NO_HOST}"
-        return True, f"launch-bound: {share}"
+        return True, f"launch-bound: {share}{instead(found['per_step'][-1])}"
     if why.get(LATE, 0) >= 50 and found["late_us"] > found["idle_us"] / 2:
         late = f"because the host was late by more than {PAUSE_US} us at a time: the longest gaps show what it did"
         return False, f"not launch-bound, but idle: {share}, mostly {late}"
     if why.get(LATE, 0) >= 50:
-        return True, f"launch-bound: {share}, mostly because the host launched late"
+        return True, f"launch-bound: {share}, mostly because the host launched late{instead(found['per_step'][-1])}"
     if why.get(UNKNOWN, 0) >= 50:
         return None, f"no verdict: {share}, and the profile doesn't tell why"
     return False, f"not launch-bound, but idle: {share}, mostly for {found['reasons'][0]['reason']}"

@@ -1319,3 +1319,108 @@ def test_without_shapes_there_is_no_table(write, capsys):
     path = write([kernel("vectorized_elementwise_kernel", 0, 9)])
     refused(gemm_operations.main, ["--trace-file", path], capsys, "there is no matmul in it")
     refused(gemm_operations.main, [], capsys, "give --model-config YAML")
+
+
+# ---------------------------------------------------------------- seen in other people's files
+
+
+def kernel_csv(path, *names):
+    rows = [f'"{name}",{1000 * i},{1000 * i + 900}' for i, name in enumerate(names)]
+    path.write_text("\n".join(["Kernel_Name,Start_Timestamp,End_Timestamp", *rows, ""]))
+    return path
+
+
+def test_a_file_without_operators_may_hold_matmuls(tmp_path, capsys):
+    """A CSV with 78 % of its time in matmuls was said to have none."""
+    path = kernel_csv(tmp_path / "x_kernel_trace.csv", "mul_mat_q<(ggml_type)12, 128, false>", "rms_norm_f32<1024>")
+    refused(gemm_operations.main, ["--trace-file", path], capsys, "without operators, so its matmuls have no shapes")
+    path = kernel_csv(tmp_path / "y_kernel_trace.csv", "rms_norm_f32<1024>")
+    refused(gemm_operations.main, ["--trace-file", path], capsys, "there is no matmul in it")
+
+
+def test_where_kernels_were_lost_nobody_knows_whether_one_was_a_matmul(write, capsys):
+    events = [launched(i, 10 * i) for i in range(9)] + [kernel("FillFunctor", 5, 3, correlation=0)]
+    words = "there is no matmul in it. 8 of 9 launches have no kernel"
+    refused(gemm_operations.main, ["--trace-file", write(events)], capsys, words)
+
+
+def test_a_launch_bound_step_may_wait_longer_for_other_ranks(write, capsys, tmp_path, monkeypatch):
+    """Idle for 30 of 100 us, and 60 in a collective that nothing hides."""
+    monkeypatch.chdir(tmp_path)
+    events = [launched(1, 0), launched(2, 40), launched(3, 99 - 1)]
+    events += [kernel("gemm", 1, 5, correlation=1), kernel("ncclDevKernel_Generic", 36, 60, correlation=2)]
+    events[1]["ts"] = 35  # 30 us late
+    events.append(kernel("gemm", 99, 2, correlation=3))
+    path = write(events)
+    verdict = idle_of(path, capsys, "--steps", "1")["verdict"]
+    assert verdict.startswith("launch-bound") and verdict.endswith("but exposed communication takes 60 %")
+    found = result_of(bottlenecks.main, ["--profile-data", path, "--steps", 1], capsys)
+    assert found["waiting"][0].startswith("Exposed communication takes 60 % of the time, and the GPU waits 33 %.")
+
+
+@pytest.mark.parametrize(("first", "said"), [(1000, True), (100, False)])
+def test_a_first_step_that_warms_up_is_said(first, said, write, capsys):
+    """Three steps wait for 50 of 100 us, and the first one for 950 of 1000: their verdict is not that of all."""
+    events = []
+    for i, (start, us) in enumerate([(0, first), *((first + 100 * i, 100) for i in range(3))]):
+        events += [mark(f"ProfilerStep#{i}", start, us), launched(2 * i, start), launched(2 * i + 1, start + us - 45)]
+        events.append(kernel("gemm", start + 2, 10, correlation=2 * i))
+        events.append(kernel("gemm", start + us - 40, 40, correlation=2 * i + 1))
+    told = [remark for remark in idle_of(write(events), capsys)["remarks"] if "warm-up" in remark]
+    words = "Step 1 looks like a warm-up: it holds 86 % of the idle time. Without it the GPU waits 50.0 % of the time."
+    assert told == [words] * said
+
+
+def test_an_export_of_a_program_without_gpu_is_one_of_nsight_systems(tmp_path, capsys):
+    with contextlib.closing(sqlite3.connect(tmp_path / "report1.sqlite")) as connection:
+        connection.execute("CREATE TABLE TARGET_INFO_SYSTEM_ENV (id)")
+        connection.commit()
+    words = "is an export of Nsight Systems without kernels: record it with nsys profile --trace=cuda"
+    refused(kernel_times.main, [tmp_path / "report1.sqlite"], capsys, words)
+
+
+def test_the_launches_of_an_intel_gpu_are_known(write, capsys):
+    """They have a category of their own, and so do its waits."""
+    events = [host("xpu_runtime", "urEnqueueKernelLaunch", 0, 3, correlation=1), kernel("gemm", 5, 95, correlation=1)]
+    events += [host("xpu_runtime", "urEventWait", 4, 99), host("cpu_op", "aten::topk", 105, 280)]
+    events += [host("xpu_runtime", "urEnqueueKernelLaunch", 390, 3, correlation=2)]
+    events.append(kernel("gemm", 400, 100, correlation=2))
+    found = idle_of(write(events, deviceProperties=[]), capsys)
+    (gap,) = found["largest_gaps"]
+    assert found["host_known"] and (gap["reason"], gap["host"]) == (idle.LATE, "aten::topk (97 %)")
+
+
+def test_a_trace_of_proton_has_a_line_per_stream(tmp_path):
+    """Triton's profiler writes an object per stream."""
+    lines = []
+    for stream in (7, 9):
+        event = {"name": "matmul", "cat": "kernel", "ph": "X", "ts": 20.0 * stream, "dur": 5.0, "tid": stream}
+        lines.append(json.dumps({"displayTimeUnit": "us", "traceEvents": [event | {"args": {"call_stack": ["ROOT"]}}]}))
+    path = tmp_path / "proton.chrome_trace"
+    path.write_text("\n".join(lines) + "\n")
+    calls = read_profile(path).calls
+    assert [(call.stream, call.total_ns, call.group) for call in calls] == [(7, 5000, "GEMM"), (9, 5000, "GEMM")]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("a.json", '{"metrics": 1}', "it has no traceEvents): give what torch.profiler's export_chrome_trace writes"),
+        ("a.json", '{"a": 1}\n{"a": 2}\n', "is cut off or damaged: Extra data"),
+        ("a.xplane.pb", "\n\x05\0abc", "is a profile of JAX or TensorFlow: record the program with nsys or rocprofv3"),
+        ("a.json", '{"traceEvents": [{"ph": "X", "ts": 1}]}', "with torch.profiler, and another one with nsys or"),
+        ("a.json", '{"schemaVersion": 1, "traceEvents": []}', "saw no work on a GPU, so record steps that use one"),
+    ],
+)
+def test_what_is_not_read_tells_the_way_out(name, text, words, tmp_path, capsys):
+    (tmp_path / name).write_text(text)
+    refused(kernel_times.main, [tmp_path / name], capsys, words)
+
+
+def test_the_number_of_a_kernel_is_no_counter(tmp_path):
+    """rocprof-compute joins its passes, and repeats a column of each."""
+    path = tmp_path / "pmc_perf.csv"
+    header = "Dispatch_ID,GPU_ID,Kernel_Name,Correlation_ID,Kernel_ID,SQ_WAVES,Kernel_ID_1,SQ_WAIT_ANY"
+    path.write_text(f"{header}\n0,0,gemm,1,11,64,11,7\n")
+    rows, _ = kernel_counters.read_counters(path)
+    assert [(row["counter"], row["mean"]) for row in rows] == [("SQ_WAVES", 64), ("SQ_WAIT_ANY", 7)]

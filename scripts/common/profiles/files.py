@@ -129,7 +129,8 @@ def whole(profiles, steps):
     """Return one profile of the launches of several processes, or raise Failure if there are none."""
     calls = sorted((call for profile in profiles for call in profile.calls), key=lambda call: call.start_ns)
     if not calls:
-        raise Failure(2, f"{profiles[0].path} lists no kernel: the profiler saw no work on a GPU")
+        why = "the profiler saw no work on a GPU, so record steps that use one"
+        raise Failure(2, f"{profiles[0].path} lists no kernel: {why}")
     if not any(call.total_ns for call in calls):
         raise Failure(2, f"{profiles[0].path} is damaged: all of its kernels take 0 ns")
     launching = [profile for profile in profiles if profile.calls]

@@ -309,7 +309,7 @@ def read_database(path):
             raise Failure(2, "has one entry for a whole CUDA graph: record it with nsys --cuda-graph-trace=node")
         if names.isdisjoint(table for table, *_ in TABLES):
             check_kernels_are_there(calls_of_host(connection, names))
-            if "TARGET_INFO_GPU" in names:
+            if any(name.startswith("TARGET_INFO_") for name in names):
                 way = "record it with nsys profile --trace=cuda, and let the program end by itself"
                 raise Failure(2, f"is an export of Nsight Systems without kernels: {way}")
             if "OPS" in names:
@@ -416,7 +416,8 @@ def read_json(path, content, linked, gpu):
             return read_file(path.with_name(content["trace"]), gpu, linked=True)
         except Failure as error:
             raise Failure(error.status, f"names another file: {error}") from None
-    raise Failure(2, "is JSON, but not a profiler's trace (it has no traceEvents)")
+    way = "give what torch.profiler's export_chrome_trace writes"
+    raise Failure(2, f"is JSON, but not a profiler's trace (it has no traceEvents): {way}")
 
 
 LARGE = 2**24  # bytes from which on reading is announced
@@ -426,7 +427,16 @@ def parsed(path, text):
     """Return the content of a JSON file; tell about a large one, which takes seconds."""
     if len(text) > LARGE:
         progress(f"reading {path} ({len(text) / 1e6:,.0f} MB) ...")
-    return json.loads(text)
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        if error.msg != "Extra data":
+            raise
+        lines = text.splitlines()
+        if not all(line.startswith('{"displayTimeUnit"') for line in lines):
+            raise
+        # Triton's Proton writes a trace per stream
+        return {"traceEvents": [event for line in lines for event in json.loads(line)["traceEvents"]]}
 
 
 @contextlib.contextmanager
@@ -467,6 +477,8 @@ def read_file(path, gpu=None, linked=False):
             raise Failure(2, EMPTY)
         if content.startswith(SQLITE):
             return parts_of(read_database(path), gpu)
+        if path.name.endswith(".xplane.pb"):
+            raise Failure(2, "is a profile of JAX or TensorFlow: record the program with nsys or rocprofv3")
         is_json = re.match(rb"\s*($|[{[])", content)  # blanks alone are damaged in any format
         # A Perfetto trace begins with a line feed; so do PyTorch 2.7's traces, which are JSON, and nsys stats' tables.
         if b"\0" in content or (content.startswith(b"\n") and not is_json and NO_TEXT.search(content)):

@@ -44,7 +44,7 @@ ONLY_PREPARES = re.compile(
     r"(select|slice|diagonal)_backward)$"
 )
 KINDS = {"kernel": "kernel", "gpu_memcpy": "copy", "gpu_memset": "copy"}  # categories of a trace's events
-RUNTIMES = {"cuda_runtime", "hip_runtime", "cuda_driver"}
+RUNTIMES = {"cuda_runtime", "hip_runtime", "cuda_driver", "xpu_runtime", "xpu_driver"}
 TIMED = {*KINDS, *RUNTIMES, "cpu_op", "user_annotation"}  # categories that are read
 OLD_CATEGORIES = {  # until PyTorch 1.12
     "Kernel": "kernel",
@@ -54,7 +54,7 @@ OLD_CATEGORIES = {  # until PyTorch 1.12
     "Runtime": "cuda_runtime",
 }
 OLD_MARKS = re.compile(r"ProfilerStep#|Optimizer\.step#")  # which were operators then
-LAUNCHES = re.compile(r"(cuda|hip|cu)(Ext|Module)*(Cooperative)?Launch(Cooperative)?Kernel")
+LAUNCHES = re.compile(r"(cuda|hip|cu)(Ext|Module)*(Cooperative)?Launch(Cooperative)?Kernel|urEnqueueKernelLaunch")
 GRAPH_LAUNCHES = ("cudaGraphLaunch", "hipGraphLaunch", "cuGraphLaunch")
 OTHER_ACCELERATORS = re.compile(r"mtia|hpu|xpu|privateuse")  # their events are no operators of a CPU
 CLOCK_US = 1  # to which old profilers round times
@@ -70,8 +70,9 @@ def read_trace(path, content, gpu=None):
     if not spans and content["traceEvents"] and "schemaVersion" not in content:
         if any((event.get("args") or {}).get("desc") == "KernelExecution" for event in content["traceEvents"]):
             raise Failure(2, "was made of an .rpd: give that one")
-        kinds = "none of a kind that PyTorch's profiler writes: record it with torch.profiler"
-        raise Failure(2, f"holds {len(content['traceEvents']):,} events, {kinds}")
+        kinds = "none of a kind that PyTorch's profiler writes"
+        way = "record a PyTorch program with torch.profiler, and another one with nsys or rocprofv3"
+        raise Failure(2, f"holds {len(content['traceEvents']):,} events, {kinds}: {way}")
     origin_us = spans[0]["ts"] if spans else 0
     launches = []
     host = []
@@ -164,12 +165,12 @@ def work_of_gpus(launches, labels, runtime, operators):
 
 def check_cpu_only(content, runtime, memory, device):
     """Refuse a trace without kernels whose work was not a CPU's."""
-    categories = {event.get("cat") for event in content["traceEvents"] if type(event.get("cat")) is str}
-    if others := sorted(name for name in categories if OTHER_ACCELERATORS.match(name)):
-        raise Failure(2, f"has the work of an accelerator that this tool can't read ({clean(others[0])})")
     lost = sum(bool(LAUNCHES.match(event["name"])) for event in runtime)
     if lost:
         raise Failure(2, f"holds {lost:,} launches on {device or 'a GPU'} and none of their kernels: {LOST_ALL}")
+    categories = {event.get("cat") for event in content["traceEvents"] if type(event.get("cat")) is str}
+    if others := sorted(name for name in categories if OTHER_ACCELERATORS.match(name)):
+        raise Failure(2, f"has the work of an accelerator that this tool can't read ({clean(others[0])})")
     if memory and memory[0]["args"]["Device Type"] != 0:
         raise Failure(2, f"holds memory of {device or 'a GPU'} and no launch: {NOT_SEEN}")
 
