@@ -1424,3 +1424,36 @@ def test_the_number_of_a_kernel_is_no_counter(tmp_path):
     path.write_text(f"{header}\n0,0,gemm,1,11,64,11,7\n")
     rows, _ = kernel_counters.read_counters(path)
     assert [(row["counter"], row["mean"]) for row in rows] == [("SQ_WAVES", 64), ("SQ_WAIT_ANY", 7)]
+
+
+def ncu_details(path, *rows):
+    """Write ncu --csv: a row per launch and metric, each with a unit that suits its value."""
+    header = '"ID","Kernel Name","Section Name","Metric Name","Metric Unit","Metric Value"'
+    lines = [",".join(f'"{cell}"' for cell in row) for row in rows]
+    path.write_text("\n".join([header, *lines, ""]))
+    return path
+
+
+def test_units_that_differ_from_kernel_to_kernel_are_made_one(tmp_path, capsys):
+    """Ten microseconds were 10 ms, the longest kernel, and 900 GB/s were 900 TB/s."""
+    rows = [(0, "small", "Speed", "Duration", "us", "10.00"), (0, "small", "Memory", "Rate", "Gbyte/second", "900")]
+    rows += [(1, "big", "Speed", "Duration", "ms", "1.20"), (1, "big", "Memory", "Rate", "Tbyte/s", "1.5")]
+    rows += [(2, "small", "Speed", "Duration", "nsecond", "30,000"), (2, "small", "Speed", "Rate", "%", "42")]
+    path = ncu_details(tmp_path / "ncu.csv", *rows)
+    found = {(row["kernel"], row["counter"], row["unit"]): row for row in kernel_counters.read_counters(path)[0]}
+    rates = {("small", "Rate", "Gbyte/second"): 900, ("big", "Rate", "Gbyte/second"): 1500}
+    times = {("small", "Duration", "us"): 20, ("big", "Duration", "us"): 1200}
+    means = times | rates | {("small", "Rate", "%"): 42}
+    assert {key: row["mean"] for key, row in found.items()} == pytest.approx(means)
+    assert found["small", "Duration", "us"]["launches"] == 2
+    assert kernel_counters.main([str(path)]) == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert "[1] Duration us [2] Rate Gbyte/second [3] Rate %" in told
+    assert "big 1 1,200.0 1,500.0 - small 2 20.0 900.0 42.0" in told
+
+
+def test_a_summary_of_ncu_is_refused_with_the_way_out(tmp_path, capsys):
+    path = tmp_path / "ncu.csv"
+    header = '"Kernel Name","Invocations","Metric Name","Metric Unit","Minimum","Maximum","Average"'
+    path.write_text(f'{header}\n"k","14","Duration","us","1","3","2"\n')
+    refused(kernel_counters.main, [path], capsys, "is a summary over launches: write it without --print-summary")
