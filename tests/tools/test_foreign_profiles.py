@@ -1457,3 +1457,28 @@ def test_a_summary_of_ncu_is_refused_with_the_way_out(tmp_path, capsys):
     header = '"Kernel Name","Invocations","Metric Name","Metric Unit","Minimum","Maximum","Average"'
     path.write_text(f'{header}\n"k","14","Duration","us","1","3","2"\n')
     refused(kernel_counters.main, [path], capsys, "is a summary over launches: write it without --print-summary")
+
+
+TABLES_TO_READ = {
+    "nsys": "\n ** CUDA GPU Kernel Summary:\n\n Time (%)  Total Time (ns)  Name\n --------  ---------------  ----\n"
+    "    95.0        3,481,709  k\n",
+    "ncu": "==PROF== Connected\nrow sums correct!\n  k(int), Context 1, Stream 7\n    Section: Speed\n"
+    "    ------------ ----------- ------------\n    Duration         msecond         3.10\n",
+    "rocprof-sys": "|-----------------------|\n| REAL-CLOCK TIMER      |\n|-----------------------|\n| LABEL |\n",
+    "rocprof-compute": "0. Top Stats\n╒════╤═══════════╕\n│    │ Kernel    │\n╘════╧═══════════╛\n",
+}
+
+
+@pytest.mark.parametrize("name", TABLES_TO_READ)
+def test_a_table_to_read_is_not_called_damaged(name, tmp_path, capsys):
+    """What nsys stats, ncu and rocprof-compute print unless they are asked for CSV."""
+    (tmp_path / "table.txt").write_text(TABLES_TO_READ[name])
+    for main in (kernel_times.main, kernel_counters.main):
+        words = "is a table to read, not CSV: write it with nsys stats --format csv or ncu --csv"
+        refused(main, [tmp_path / "table.txt"], capsys, words)
+
+
+def test_what_a_program_printed_before_ncus_table_is_no_header(tmp_path):
+    path = ncu_details(tmp_path / "ncu.csv", (0, "k", "Speed", "Duration", "us", "10.00"))
+    path.write_text("==PROF== Connected\nstep 1, loss 3.21, 8 GPUs\nstep    loss\n------ -----\n" + path.read_text())
+    assert [row["mean"] for row in kernel_counters.read_counters(path)[0]] == [10]

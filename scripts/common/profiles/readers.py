@@ -152,6 +152,8 @@ CSV_NAMES = {  # a profiler's heading, in lower case -> our name
 
 # of ncu, and of nsys stats
 MESSAGES = re.compile(r"==|Processing \[|Generating SQLite|NOTICE: |SKIPPED: | +(It is assumed|Consider using) ")
+TABLE_TO_READ = re.compile(r"^ *(-{3,} +-{3,}|\|-{9,}|[╒┌╔])", re.MULTILINE)  # of ncu, nsys stats, and ROCm's profilers
+NCU_HEADER = '"ID","'
 HOST_CALLS = re.compile(  # rows of ROCm's tables of API functions, and of its table of domains
     r"(__)?hip[A-Z]\w*|hsa_\w+|(nccl|roctx|rocdec|rocJpeg)(?!\w*Kernel)[A-Z]\w*|[A-Z]+_API|KERNEL_DISPATCH|"
     r"MEMORY_(COPY|ALLOCATION)|SCRATCH_MEMORY"
@@ -166,8 +168,13 @@ def read_table(text):
     if not text.endswith("\n"):
         raise ValueError("its last line has no end")  # its last number may be cut off
     if len(re.findall(r"^Processing \[", text, re.MULTILINE)) > 1:
-        raise Failure(2, "holds several reports of nsys stats: write one, with --report cuda_gpu_trace")
+        raise Failure(2, "holds several reports of nsys stats: write one, with --report cuda_gpu_trace --format csv")
     lines = [line for line in text.splitlines() if line and not MESSAGES.match(line)]
+    begin = next((i for i, line in enumerate(lines) if line.startswith(NCU_HEADER)), None)
+    if begin is None and TABLE_TO_READ.search(text):
+        way = "write it with nsys stats --format csv or ncu --csv, or give the profiler's trace or database"
+        raise Failure(2, f"is a table to read, not CSV: {way}")
+    lines = lines[begin:]  # the program may have printed something before
     header, *rows = list(csv.reader(lines)) or [[]]
     header = [CSV_NAMES.get(cell.strip().lower(), cell.strip()) for cell in header]
     for line_number, row in enumerate(rows, 2):
