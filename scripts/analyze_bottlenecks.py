@@ -122,6 +122,8 @@ def waiting(idle):
     """Return the sentence about idle time, which no shorter kernel saves, if it's a large part of the steps."""
     if not idle or idle["launch_bound"] is None or idle["idle_share"] <= IDLE_BOUND:
         return []
+    if idle["warm_up"] and idle["warm_up"]["idle_share_later"] <= IDLE_BOUND:
+        return []
     row = idle["per_step"][-1]
     share = f"{row['idle_percent']:.0f} %"
     for what in ("copies", "communication"):

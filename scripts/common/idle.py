@@ -312,7 +312,11 @@ def idle_results(profile):
     }
     if gaps and not found["host_known"]:
         found["remarks"].append(f"We can't tell why the GPU idled: {NO_HOST}.")
-    found["remarks"] += warm_up(rows)
+    found["warm_up"] = warm_up(rows)
+    if found["warm_up"]:
+        held = f"it holds {found['warm_up']['held_percent']:.0f} % of the idle time"
+        later = f"Without it the GPU waits {100 * found['warm_up']['idle_share_later']:.1f} % of the time."
+        found["remarks"].append(f"Step {found['warm_up']['step']} looks like a warm-up: {held}. {later}")
     if blind:
         found["warnings"].append("Kernels start before their launches: the clocks of host and GPU differ here.")
     copies_alone = all(call.kind == "copy" for call in calls)
@@ -323,20 +327,20 @@ def idle_results(profile):
 
 
 def warm_up(rows):
-    """Return the remark about a first step that holds most of the idle time and takes twice as long as most steps.
+    """Return what a first step is that holds most of the idle time and takes twice as long as most steps, else None.
 
     rows: of the steps and, if there are several, of all of them together.
     """
     if len(rows) < 4:
-        return []
+        return None
     first, *others, whole = rows
     idle = whole["idle_ms"] - first["idle_ms"]
     usual = sorted(row["whole_ms"] for row in others)[len(others) // 2]
     if idle >= first["idle_ms"] or first["whole_ms"] <= 2 * usual:
-        return []
-    held = f"it holds {100 * first['idle_ms'] / whole['idle_ms']:.0f} % of the idle time"
-    left = f"Without it the GPU waits {100 * idle / (whole['whole_ms'] - first['whole_ms']):.1f} % of the time."
-    return [f"Step {first['step']} looks like a warm-up: {held}. {left}"]
+        return None
+    held = 100 * first["idle_ms"] / whole["idle_ms"]
+    later = idle / (whole["whole_ms"] - first["whole_ms"])
+    return {"step": first["step"], "held_percent": held, "idle_share_later": later}
 
 
 def named(gap, host):
@@ -355,6 +359,9 @@ def verdict(found):
         return None, "no verdict: between its steps the GPU waits longer than inside them, maybe for data"
     if found["idle_share"] <= IDLE_BOUND:
         return False, f"not launch-bound: {share}{instead(found['per_step'][-1])}"
+    if found["warm_up"] and found["warm_up"]["idle_share_later"] <= IDLE_BOUND:
+        later = f"the GPU waits {100 * found['warm_up']['idle_share_later']:.1f} % of the time after its warm-up"
+        return False, f"not launch-bound: {later} (bound: {100 * IDLE_BOUND:.0f} %)"
     if found["unsure_us"] > counted:
         long = f"{found['unsure_us'] / 1e3:,.3f} ms of it in gaps over {PAUSE_US} us"
         return None, f"no verdict: {share}, {long}, which may lie between steps: the profile marks none (--steps N)"

@@ -1195,6 +1195,7 @@ def test_bounds_of_the_verdict_on_idle_time(name):
     busy = {"whole_ms": 1, "exposed_copies_ms": 0, "exposed_communication_ms": 0}
     for given, bound in ((at_bound, wanted), (beyond, other)):
         found = {"idle_us": 1000, "idle_share": 0.5, "host_known": True, "warnings": [], "per_step": [busy]}
+        found["warm_up"] = None
         found |= dict.fromkeys(("paused_us", "unsure_us", "long_us", "late_us"), 0) | given
         reasons = {idle.LATE: 100} | {reason: given[reason] for reason in idle.REASONS if reason in given}
         found["reasons"] = [{"reason": reason, "percent": percent} for reason, percent in reasons.items()]
@@ -1358,17 +1359,34 @@ def test_a_launch_bound_step_may_wait_longer_for_other_ranks(write, capsys, tmp_
     assert found["waiting"][0].startswith("Exposed communication takes 60 % of the time, and the GPU waits 33 %.")
 
 
-@pytest.mark.parametrize(("first", "said"), [(1000, True), (100, False)])
-def test_a_first_step_that_warms_up_is_said(first, said, write, capsys):
-    """Three steps wait for 50 of 100 us, and the first one for 950 of 1000: their verdict is not that of all."""
+@pytest.mark.parametrize(
+    ("first", "us", "later", "verdict"),
+    [
+        (1000, 40, "86 % of the idle time. Without it the GPU waits 50.0 %", "launch-bound: the GPU waits 84.6 %"),
+        (1000, 80, "97 % of the idle time. Without it the GPU waits 10.0 %", "not launch-bound: the GPU waits 10.0 %"),
+        (100, 40, None, "launch-bound: the GPU waits 49.7 %"),
+    ],
+)
+def test_a_first_step_that_warms_up_decides_nothing(first, us, later, verdict, write, capsys, tmp_path, monkeypatch):
+    """Three steps of 100 us wait for 50 or 10, and the first one for almost all of 1000."""
+    monkeypatch.chdir(tmp_path)
+    busy = us
     events = []
     for i, (start, us) in enumerate([(0, first), *((first + 100 * i, 100) for i in range(3))]):
-        events += [mark(f"ProfilerStep#{i}", start, us), launched(2 * i, start), launched(2 * i + 1, start + us - 45)]
+        events += [
+            mark(f"ProfilerStep#{i}", start, us),
+            launched(2 * i, start),
+            launched(2 * i + 1, start + us - busy - 5),
+        ]
         events.append(kernel("gemm", start + 2, 10, correlation=2 * i))
-        events.append(kernel("gemm", start + us - 40, 40, correlation=2 * i + 1))
-    told = [remark for remark in idle_of(write(events), capsys)["remarks"] if "warm-up" in remark]
-    words = "Step 1 looks like a warm-up: it holds 86 % of the idle time. Without it the GPU waits 50.0 % of the time."
-    assert told == [words] * said
+        events.append(kernel("gemm", start + us - busy, busy, correlation=2 * i + 1))
+    path = write(events)
+    found = idle_of(path, capsys)
+    told = [remark for remark in found["remarks"] if "warm-up" in remark]
+    assert told == ([f"Step 1 looks like a warm-up: it holds {later} of the time."] if later else [])
+    assert found["verdict"].startswith(verdict)
+    page = result_of(bottlenecks.main, ["--profile-data", path], capsys)
+    assert bool(page["waiting"]) == found["launch_bound"]
 
 
 def test_an_export_of_a_program_without_gpu_is_one_of_nsight_systems(tmp_path, capsys):
