@@ -1500,3 +1500,16 @@ def test_what_a_program_printed_before_ncus_table_is_no_header(tmp_path):
     path = ncu_details(tmp_path / "ncu.csv", (0, "k", "Speed", "Duration", "us", "10.00"))
     path.write_text("==PROF== Connected\nstep 1, loss 3.21, 8 GPUs\nstep    loss\n------ -----\n" + path.read_text())
     assert [row["mean"] for row in kernel_counters.read_counters(path)[0]] == [10]
+
+
+@pytest.mark.parametrize("ts", [0, "1699529623106750.221"])
+def test_a_trace_of_an_npu_is_neither_a_cpus_nor_damaged(ts, tmp_path, capsys):
+    """torch_npu writes operators as PyTorch does, kernels without a category, and some times as text."""
+    events = [
+        matmul(1, [[8, 8], [8, 8]]) | {"ts": ts},
+        {"ph": "s", "cat": "async_npu", "name": "torch_to_npu", "ts": 5},
+    ]
+    events.append({"ph": "X", "name": "MatMul", "pid": 4, "tid": 3, "ts": ts, "dur": 9})
+    path = tmp_path / "trace_view.json"
+    path.write_text(json.dumps(events))
+    refused(kernel_times.main, [path], capsys, "an accelerator that this tool can't read (async_npu)")

@@ -56,7 +56,8 @@ OLD_CATEGORIES = {  # until PyTorch 1.12
 OLD_MARKS = re.compile(r"ProfilerStep#|Optimizer\.step#")  # which were operators then
 LAUNCHES = re.compile(r"(cuda|hip|cu)(Ext|Module)*(Cooperative)?Launch(Cooperative)?Kernel|urEnqueueKernelLaunch")
 GRAPH_LAUNCHES = ("cudaGraphLaunch", "hipGraphLaunch", "cuGraphLaunch")
-OTHER_ACCELERATORS = re.compile(r"mtia|hpu|xpu|privateuse")  # their events are no operators of a CPU
+OTHER_ACCELERATORS = re.compile(r"mtia|hpu|xpu|privateuse|async_npu")  # their events are no operators of a CPU
+KNOWN_GPUS = "it reads those of AMD's, NVIDIA's and Intel's GPUs"
 CLOCK_US = 1  # to which old profilers round times
 LOST = 0.05  # of the launches without a kernel: fewer lie at the edges of the profile
 
@@ -168,11 +169,16 @@ def check_cpu_only(content, runtime, memory, device):
     lost = sum(bool(LAUNCHES.match(event["name"])) for event in runtime)
     if lost:
         raise Failure(2, f"holds {lost:,} launches on {device or 'a GPU'} and none of their kernels: {LOST_ALL}")
-    categories = {event.get("cat") for event in content["traceEvents"] if type(event.get("cat")) is str}
-    if others := sorted(name for name in categories if OTHER_ACCELERATORS.match(name)):
-        raise Failure(2, f"has the work of an accelerator that this tool can't read ({clean(others[0])})")
+    check_accelerator(content["traceEvents"])
     if memory and memory[0]["args"]["Device Type"] != 0:
         raise Failure(2, f"holds memory of {device or 'a GPU'} and no launch: {NOT_SEEN}")
+
+
+def check_accelerator(events):
+    """Refuse the events of an accelerator that is no GPU."""
+    categories = {event.get("cat") for event in events if type(event.get("cat")) is str}
+    if others := sorted(name for name in categories if OTHER_ACCELERATORS.match(name)):
+        raise Failure(2, f"has the work of an accelerator that this tool can't read ({clean(others[0])}): {KNOWN_GPUS}")
 
 
 NOT_SEEN = "record it with ProfilerActivity.CUDA; if it was, the profiler can't see this GPU (as in some WSL): try nsys"
@@ -219,6 +225,7 @@ def timed_events(events):
         ts = event.get("ts")
         dur = event.get("dur")
         if not (type(ts) in numbers and type(dur) in numbers and -limit < ts < limit and 0 <= dur < limit):
+            check_accelerator(events)
             raise ValueError(f"{clean(event['name'])} starts at {ts} us and takes {dur} us")
     found.sort(key=lambda event: (event["ts"], -event["dur"]))
     return found
