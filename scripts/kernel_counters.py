@@ -27,6 +27,7 @@ from common.profiles import (
     labels_of,
     matching,
     number,
+    old_counters,
     read_table,
     short,
     shown_names,
@@ -79,16 +80,6 @@ def read_file(path):
         for metric in old or metrics
         if is_number(row[metric])
     ]
-
-
-NO_COUNTERS = re.compile(r"DispatchNs|start|end|CompleteNs|Kernel_ID(_\d+)?")  # of rocprof-compute one per pass
-
-
-def old_counters(header):
-    """Return the columns that are counters in a table of rocprof, version 1 or 2: they come last."""
-    last = next((name for name in ("obj", "Correlation_ID") if name in header), None)
-    columns = header[header.index(last) + 1 :] if last else []
-    return [name for name in columns if not NO_COUNTERS.fullmatch(name)]
 
 
 def place_of(row):

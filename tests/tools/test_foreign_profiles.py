@@ -1513,3 +1513,15 @@ def test_a_trace_of_an_npu_is_neither_a_cpus_nor_damaged(ts, tmp_path, capsys):
     path = tmp_path / "trace_view.json"
     path.write_text(json.dumps(events))
     refused(kernel_times.main, [path], capsys, "an accelerator that this tool can't read (async_npu)")
+
+
+@pytest.mark.parametrize(("column", "told"), [("VALUBusy", True), ("DurationNs", False)])
+def test_counters_of_the_old_rocprof_have_any_name(column, told, tmp_path, capsys):
+    """The derived ones don't begin with a block of the GPU; what stands beside the times is none."""
+    path = tmp_path / "results.csv"
+    header = f"Index,KernelName,gpu-id,queue-id,pid,sig,obj,{column},DispatchNs,BeginNs,EndNs,CompleteNs"
+    rows = [f"{i},gemm,0,0,7,0x0,0x7f,81.2,{1000 * i},{1000 * i},{1000 * i + 500},{1000 * i + 600}" for i in range(3)]
+    path.write_text("\n".join([header, *rows, ""]))
+    assert any("its kernels ran one by one" in words for words in idle_of(path, capsys)["warnings"]) == told
+    if not told:
+        refused(kernel_counters.main, [path], capsys, "has no counters that this tool can read")

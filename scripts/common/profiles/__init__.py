@@ -63,6 +63,7 @@ from common.profiles.readers import (
     database,
     errors_of,
     number,
+    old_counters,
     read_file,
     read_object,
     read_table,

@@ -159,6 +159,9 @@ HOST_CALLS = re.compile(  # rows of ROCm's tables of API functions, and of its t
     r"MEMORY_(COPY|ALLOCATION)|SCRATCH_MEMORY"
 )
 COUNTERS = re.compile(r"(SQ|TCC|TCP|TA|TD|SPI|GRBM)_")  # of AMD's GPUs, as columns
+NO_COUNTERS = re.compile(
+    r"DispatchNs|start|end|CompleteNs|DurationNs|Kernel_ID(_\d+)?"
+)  # rocprof-compute: one per pass
 BARRIER = "<barrier packet>"  # in the old rocprof's tables: a queue waits at it, and no kernel runs
 ONE_BY_ONE = "Counters were read in this run, so its kernels ran one by one, and the gaps between them mean nothing."
 
@@ -207,8 +210,15 @@ def read_csv(text):
         gpu = labels[row.get("process"), row.get("gpu")] if "gpu" in row or "process" in row else None
         stream = row.get("queue") and (row["queue"], row.get("Stream_Id"))
         kernels.append(checked_kernel(row["name"], start, total, kind, gpu, stream=stream))
-    warnings = [ONE_BY_ONE] if any(map(COUNTERS.match, header)) else []
+    warnings = [ONE_BY_ONE] if any(map(COUNTERS.match, header)) or old_counters(header) else []
     return kernels, (*warnings, *missing_dispatches(rows))
+
+
+def old_counters(header):
+    """Return the columns that are counters in a table of rocprof, version 1 or 2: they come last."""
+    last = next((name for name in ("obj", "Correlation_ID") if name in header), None)
+    columns = header[header.index(last) + 1 :] if last else []
+    return [name for name in columns if not NO_COUNTERS.fullmatch(name)]
 
 
 def missing_dispatches(rows):
