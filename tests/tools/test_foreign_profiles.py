@@ -1525,3 +1525,27 @@ def test_counters_of_the_old_rocprof_have_any_name(column, told, tmp_path, capsy
     assert any("its kernels ran one by one" in words for words in idle_of(path, capsys)["warnings"]) == told
     if not told:
         refused(kernel_counters.main, [path], capsys, "has no counters that this tool can read")
+
+
+def test_a_kernels_only_number_may_be_its_launchs(write, capsys):
+    """Some builds for ROCm write no correlation: the number of a launch was taken for that of another operator."""
+    small, large = matmul(1, [[64, 64]] * 2), matmul(2, [[128, 128]] * 2)
+    events = [small, large | {"ts": 60}]
+    for number, ts in ((2, 10), (4, 70)):
+        events.append(host("cuda_runtime", "hipExtModuleLaunchKernel", ts, 5, **{"External id": number}))
+        events.append({"ph": "X", "cat": "kernel", "name": GEMM, "pid": 2, "tid": 0, "ts": ts + 10, "dur": number})
+        events[-1]["args"] = {"External id": number}
+    path = write(events)
+    rows = result_of(gemm_operations.main, ["--trace-file", path], capsys)["gemms"]
+    assert {row["m"]: row["ms"] for row in rows} == pytest.approx({64: 0.002, 128: 0.004})
+    found = idle_of(path, capsys)
+    assert found["host_known"] and found["largest_gaps"][0]["reason"] == idle.LATE
+
+
+def test_a_number_that_launch_and_kernel_share_may_be_their_operators(write):
+    """Without correlations too: what the operator around the launch has is its own number."""
+    events = [matmul(1, [[64, 64]] * 2), host("cuda_runtime", "cudaLaunchKernel", 10, 5, **{"External id": 1})]
+    events.append({"ph": "X", "cat": "kernel", "name": GEMM, "pid": 2, "tid": 0, "ts": 30, "dur": 9})
+    events[-1]["args"] = {"External id": 1}
+    (operation,) = read_profile(write(events)).operations
+    assert (operation.name, operation.us) == ("aten::mm", 9)

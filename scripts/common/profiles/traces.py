@@ -83,6 +83,7 @@ def read_trace(path, content, gpu=None):
             launches.append(event)
         else:
             host.append(event)
+    number_launches(launches, host)
     memory = memory_events(content["traceEvents"], origin_us)
     common = (path, content, origin_us, memory)
     labels = labels_of(map(place_of, launches)) if launches else {}
@@ -270,6 +271,29 @@ def hosts_of(host, launches):
 
 
 # ---------------------------------------------------------------- launches
+
+
+def number_launches(launches, host):
+    """Write the number of each launch into it and its kernel, where a build for ROCm calls it "External id".
+
+    That is an operator's number elsewhere: then the operator that has it is around the launch.
+    """
+    if any("correlation" in (event.get("args") or {}) for event in launches):
+        return
+    runtime = [event for event in host if event["cat"] in RUNTIMES]
+    launching = {operator_number(event): event["ts"] for event in runtime if LAUNCHES.match(event["name"])}
+    operators = {operator_number(event): event for event in host if event["cat"] == "cpu_op"}
+    numbers = [operator_number(event) for event in launches]
+    named = [number for number in numbers if number is not None and number in launching]
+    inside = 0
+    for number in named:
+        operator = operators.get(number)
+        inside += bool(operator and operator["ts"] <= launching[number] <= operator["ts"] + operator["dur"])
+    if len(named) <= len(launches) / 2 or inside > len(named) / 2:
+        return
+    for event in (*launches, *runtime):
+        if event.get("args"):
+            event["args"]["correlation"] = operator_number(event)
 
 
 def launch_table(runtime, wanted):
