@@ -331,7 +331,7 @@ def warm_up(rows):
 
     rows: of the steps and, if there are several, of all of them together.
     """
-    if len(rows) < 4:
+    if len(rows) < 4 or rows[0]["step"] != "1":
         return None
     first, *others, whole = rows
     idle = whole["idle_ms"] - first["idle_ms"]

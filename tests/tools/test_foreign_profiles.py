@@ -1549,3 +1549,10 @@ def test_a_number_that_launch_and_kernel_share_may_be_their_operators(write):
     events[-1]["args"] = {"External id": 1}
     (operation,) = read_profile(write(events)).operations
     assert (operation.name, operation.us) == ("aten::mm", 9)
+
+
+def test_what_ran_before_the_first_step_is_no_warm_up():
+    rows = [{"step": name, "whole_ms": ms, "idle_ms": ms / 2} for name, ms in (("before", 90), ("1", 9), ("2", 9))]
+    rows.append({"step": "all", "whole_ms": 108, "idle_ms": 54})
+    assert idle.warm_up(rows) is None
+    assert idle.warm_up([rows[0] | {"step": "1"}, *rows[1:]])["held_percent"] == pytest.approx(100 * 45 / 54)
