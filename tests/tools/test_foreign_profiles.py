@@ -1556,3 +1556,20 @@ def test_what_ran_before_the_first_step_is_no_warm_up():
     rows.append({"step": "all", "whole_ms": 108, "idle_ms": 54})
     assert idle.warm_up(rows) is None
     assert idle.warm_up([rows[0] | {"step": "1"}, *rows[1:]])["held_percent"] == pytest.approx(100 * 45 / 54)
+
+
+@pytest.mark.parametrize(
+    ("main", "text"),
+    [
+        (
+            kernel_times,
+            '"Type","Time(%)","Time","Calls","Avg","Min","Max","Name"\n"GPU activities",50,10,1,10,10,10,"k"\n',
+        ),
+        (launches, "Total Time (ns),Instances,Min (ns),Max (ns),Name\n500,1,500,500,k\n"),
+    ],
+)
+def test_tables_of_nvidias_profilers_name_their_own_way_out(main, text, tmp_path, capsys):
+    (tmp_path / "x.csv").write_text(text)
+    option = ["--trace-file"] if main is launches else []
+    words = "give a kernel_trace file, or nsys stats --report cuda_gpu_trace --format csv"
+    refused(main.main, [*option, tmp_path / "x.csv"], capsys, words)

@@ -162,6 +162,7 @@ COUNTERS = re.compile(r"(SQ|TCC|TCP|TA|TD|SPI|GRBM)_")  # of AMD's GPUs, as colu
 NO_COUNTERS = re.compile(
     r"DispatchNs|start|end|CompleteNs|DurationNs|Kernel_ID(_\d+)?"
 )  # rocprof-compute: one per pass
+A_ROW_PER_LAUNCH = "give a kernel_trace file, or nsys stats --report cuda_gpu_trace --format csv"
 BARRIER = "<barrier packet>"  # in the old rocprof's tables: a queue waits at it, and no kernel runs
 ONE_BY_ONE = "Counters were read in this run, so its kernels ran one by one, and the gaps between them mean nothing."
 
@@ -200,7 +201,7 @@ def read_csv(text):
     if "counter" in header or not (
         {"name", "start"} <= set(header) and {"end", "duration"} & set(header)
     ):  # a row per counter would count twice
-        raise Failure(2, "has no kernel times: give a kernel_trace file (kernel_counters.py reads counters)")
+        raise Failure(2, f"has no kernel times: {A_ROW_PER_LAUNCH} (kernel_counters.py reads counters)")
     labels = labels_of((row.get("process"), row.get("gpu")) for row in rows)
     kernels = []
     for row in rows:
