@@ -122,8 +122,17 @@ def waiting(idle):
     """Return the sentence about idle time, which no shorter kernel saves, if it's a large part of the steps."""
     if not idle or idle["launch_bound"] is None or idle["idle_share"] <= IDLE_BOUND:
         return []
-    share = f"{100 * idle['idle_share']:.0f} % of the time"
-    return [f"The GPU waits {share}. Shorter kernels don't change that, so begin there."]
+    if idle["warm_up"] and idle["warm_up"]["idle_share_later"] <= IDLE_BOUND:
+        return []
+    row = idle["per_step"][-1]
+    share = f"{row['idle_percent']:.0f} %"
+    for what in ("copies", "communication"):
+        exposed = row[f"exposed_{what}_ms"]
+        if exposed > row["idle_ms"]:
+            verb = "take" if what == "copies" else "takes"
+            larger = f"Exposed {what} {verb} {100 * exposed / row['whole_ms']:.0f} % of the time"
+            return [f"{larger}, and the GPU waits {share}. Shorter kernels don't change that, so begin there."]
+    return [f"The GPU waits {share} of the time. Shorter kernels don't change that, so begin there."]
 
 
 def write_report(content, path):

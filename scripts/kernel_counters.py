@@ -27,6 +27,7 @@ from common.profiles import (
     labels_of,
     matching,
     number,
+    old_counters,
     read_table,
     short,
     shown_names,
@@ -66,6 +67,8 @@ def read_file(path):
                 what = (clean(row["name"]), clean(row["counter"]), row.get("unit", ""))
                 found.append((place_of(row), *what, value_of(row["value"])))
         return found
+    if {"counter", "Average"} <= set(header):
+        raise Failure(2, "is a summary over launches: write it without --print-summary")
     old = old_counters(header)
     if "name" not in header or not (metrics or old):
         what = "give a counter_collection file of rocprofv3 or CSV of ncu"
@@ -77,13 +80,6 @@ def read_file(path):
         for metric in old or metrics
         if is_number(row[metric])
     ]
-
-
-def old_counters(header):
-    """Return the columns that are counters in a table of rocprof, version 1 or 2: they come last."""
-    last = next((name for name in ("obj", "Correlation_ID") if name in header), None)
-    columns = header[header.index(last) + 1 :] if last else []
-    return [name for name in columns if name not in ("DispatchNs", "start", "end", "CompleteNs")]
 
 
 def place_of(row):
@@ -109,6 +105,21 @@ def value_of(text):
     return number(text.replace(",", ""))
 
 
+PREFIXES = {"n": 1e-9, "u": 1e-6, "m": 1e-3, "": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
+
+
+def scale_of(unit):
+    """Return how much one of a unit is without the prefixes, and the unit without them: ncu chooses one per value."""
+    scale = 1.0
+    bases = []
+    for i, part in enumerate(unit.split("/")):
+        found = re.fullmatch(r"([numKMGT]?)(byte|hz|cycle|s)(?:econd)?", part)
+        if found:
+            scale *= PREFIXES[found[1]] ** (-1 if i else 1)
+        bases.append(found[2] if found else part)
+    return scale, "/".join(bases)
+
+
 def read_counters(path, gpu=None):
     """Return a row per kernel and counter in a file or a folder, and remarks about what the means hold.
 
@@ -124,13 +135,18 @@ def read_counters(path, gpu=None):
             launches.setdefault(tuple(PASS.findall(str(file.relative_to(path)))), []).extend(read_file(file))
     parts = {}
     pass_of = {}  # a counter that several passes over the script read is taken from the first
+    units = {}  # counter and unit without prefix: the unit that is shown, which came first
     sources = []
     for this, found in launches.items():
         labels = labels_of(place for place, *_ in found)
         sources = max(sources, list(labels.values()), key=len)
         for place, kernel, counter, unit, value in found:
             if gpu in (None, labels[place]) and pass_of.setdefault(counter, this) == this:
-                parts.setdefault((kernel, counter, unit), []).append(value)
+                scale, base = scale_of(unit)
+                shown = units.setdefault((counter, base), unit)
+                if value is not None and shown != unit:
+                    value *= scale / scale_of(shown)[0]
+                parts.setdefault((kernel, counter, shown), []).append(value)
     if sources and gpu not in (None, *sources):
         raise Failure(2, f"{path} has no GPU or process {gpu}: it has {', '.join(sources)}")
     if not parts:
@@ -156,21 +172,23 @@ def read_counters(path, gpu=None):
 
 def as_text(rows, top, named):
     """Return kernels down, counters across, the named ones if any; the largest sum of the first counter comes first."""
-    means = {(row["kernel"], row["counter"]): row["mean"] for row in rows}
-    units = {row["counter"]: row["unit"] for row in rows}
-    asked_for = [name for name in (TIME, *named) if name in units] if named else []
-    asked_for = asked_for or [name for name in units if not name.startswith(NOT_ASKED_FOR)] or list(units)
-    shown = sorted(dict.fromkeys(asked_for), key=lambda name: name != TIME)[:SHOWN]
-    first = sorted((row for row in rows if row["counter"] == shown[0]), key=lambda row: -row["mean"] * row["launches"])
+    means = {(row["kernel"], row["counter"], row["unit"]): row["mean"] for row in rows}
+    every = list(dict.fromkeys((row["counter"], row["unit"]) for row in rows))
+    wanted = (TIME, *named) if named else ()
+    asked_for = [one for name in wanted for one in every if one[0] == name]
+    asked_for = asked_for or [one for one in every if not one[0].startswith(NOT_ASKED_FOR)] or every
+    shown = sorted(dict.fromkeys(asked_for), key=lambda one: one[0] != TIME)[:SHOWN]
+    first = [row for row in rows if (row["counter"], row["unit"]) == shown[0]]
+    first.sort(key=lambda row: -row["mean"] * row["launches"])
     lines = [f"{len(first)} kernels; means of a launch:"]
     table = []
     names = shown_names([row["kernel"] for row in first[:top]], 44)
     for row in first[:top]:
-        values = [known(means.get((row["kernel"], name)), ",.1f") for name in shown]
+        values = [known(means.get((row["kernel"], *one)), ",.1f") for one in shown]
         table.append([names[row["kernel"]], f"{row['launches']:,}", *values])
-    lines += [f"  [{i}] {name} {units[name]}".rstrip() for i, name in enumerate(shown, 1)]
+    lines += [f"  [{i}] {name} {unit}".rstrip() for i, (name, unit) in enumerate(shown, 1)]
     lines.append(text_table(["kernel", "launches", *(f"[{i}]" for i, _ in enumerate(shown, 1))], table))
-    of_amd = [name for name in shown if "__" not in name]
+    of_amd = [name for name, _ in shown if "__" not in name]
     zero = [name for name in of_amd if all(row["max"] == 0 for row in rows if row["counter"] == name)]
     if zero:
         way_out = "a Radeon counts only at a stable power level: scripts/AMD.md, Profilers"

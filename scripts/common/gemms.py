@@ -17,6 +17,7 @@ GEMM_COLUMNS = (
     "ms: {ms:,.3f} | TFLOP/s: {tflops:r} | quartiles: {low:r} to {high:r} | of peak: {of_peak:.1%}"
 )
 WITH_SHAPES = "profile with record_shapes=True and without a graph"
+WITH_OPERATORS = "record a PyTorch program with torch.profiler and record_shapes=True"
 
 
 def sizes_of(one):
@@ -105,7 +106,9 @@ def no_gemms(profile):
     """Return why a trace has no table of matmuls."""
     gemms = [one for one in profile.operations if one.group == "GEMM" or one.name in FACTORS]
     if not gemms:
-        return "There is no matmul in it."
+        if any(call.group == "GEMM" for call in profile.step_calls):
+            return f"It holds kernels without operators, so its matmuls have no shapes: {WITH_OPERATORS}."
+        return " ".join(["There is no matmul in it.", *profile.warnings])
     if all("conv" in one.name for one in gemms):
         return "There is no matmul in it, only convolutions."
     return f"No matmul has recorded shapes: {WITH_SHAPES}."

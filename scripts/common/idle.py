@@ -227,7 +227,9 @@ class Host:
         return "many short calls, and unrecorded code"
 
 
-WAITS = re.compile(r"Synchronize|^(cuda|hip)Memcpy|^(cu|hip)Memcpy|aten::(item|_local_scalar_dense|nonzero)$")
+WAITS = re.compile(
+    r"Synchronize|^ur(EventWait|QueueFinish)|^(cuda|hip)Memcpy|^(cu|hip)Memcpy|aten::(item|_local_scalar_dense|nonzero)$"
+)
 COLLECTIVES = re.compile(r"^(gloo|mpi|nccl):|^c10d::|barrier")
 
 
@@ -310,6 +312,11 @@ def idle_results(profile):
     }
     if gaps and not found["host_known"]:
         found["remarks"].append(f"We can't tell why the GPU idled: {NO_HOST}.")
+    found["warm_up"] = warm_up(rows)
+    if found["warm_up"]:
+        held = f"it holds {found['warm_up']['held_percent']:.0f} % of the idle time"
+        later = f"Without it the GPU waits {100 * found['warm_up']['idle_share_later']:.1f} % of the time."
+        found["remarks"].append(f"Step {found['warm_up']['step']} looks like a warm-up: {held}. {later}")
     if blind:
         found["warnings"].append("Kernels start before their launches: the clocks of host and GPU differ here.")
     copies_alone = all(call.kind == "copy" for call in calls)
@@ -317,6 +324,23 @@ def idle_results(profile):
     gaps.sort(key=lambda gap: gap["gap_us"], reverse=True)
     found["largest_gaps"] = [named(gap, host) for gap in gaps[:GAPS_SHOWN]]
     return found
+
+
+def warm_up(rows):
+    """Return what a first step is that holds most of the idle time and takes twice as long as most steps, else None.
+
+    rows: of the steps and, if there are several, of all of them together.
+    """
+    if len(rows) < 4 or rows[0]["step"] != "1":
+        return None
+    first, *others, whole = rows
+    idle = whole["idle_ms"] - first["idle_ms"]
+    usual = sorted(row["whole_ms"] for row in others)[len(others) // 2]
+    if idle >= first["idle_ms"] or first["whole_ms"] <= 2 * usual:
+        return None
+    held = 100 * first["idle_ms"] / whole["idle_ms"]
+    later = idle / (whole["whole_ms"] - first["whole_ms"])
+    return {"step": first["step"], "held_percent": held, "idle_share_later": later}
 
 
 def named(gap, host):
@@ -335,6 +359,9 @@ def verdict(found):
         return None, "no verdict: between its steps the GPU waits longer than inside them, maybe for data"
     if found["idle_share"] <= IDLE_BOUND:
         return False, f"not launch-bound: {share}{instead(found['per_step'][-1])}"
+    if found["warm_up"] and found["warm_up"]["idle_share_later"] <= IDLE_BOUND:
+        later = f"the GPU waits {100 * found['warm_up']['idle_share_later']:.1f} % of the time after its warm-up"
+        return False, f"not launch-bound: {later} (bound: {100 * IDLE_BOUND:.0f} %)"
     if found["unsure_us"] > counted:
         long = f"{found['unsure_us'] / 1e3:,.3f} ms of it in gaps over {PAUSE_US} us"
         return None, f"no verdict: {share}, {long}, which may lie between steps: the profile marks none (--steps N)"
@@ -342,12 +369,12 @@ def verdict(found):
     if not found["host_known"]:
         if found["long_us"] > found["idle_us"] / 2:
             return None, f"no verdict: {share}, mostly in gaps over {PAUSE_US} us, and {NO_HOST}"
-        return True, f"launch-bound: {share}"
+        return True, f"launch-bound: {share}{instead(found['per_step'][-1])}"
     if why.get(LATE, 0) >= 50 and found["late_us"] > found["idle_us"] / 2:
         late = f"because the host was late by more than {PAUSE_US} us at a time: the longest gaps show what it did"
         return False, f"not launch-bound, but idle: {share}, mostly {late}"
     if why.get(LATE, 0) >= 50:
-        return True, f"launch-bound: {share}, mostly because the host launched late"
+        return True, f"launch-bound: {share}, mostly because the host launched late{instead(found['per_step'][-1])}"
     if why.get(UNKNOWN, 0) >= 50:
         return None, f"no verdict: {share}, and the profile doesn't tell why"
     return False, f"not launch-bound, but idle: {share}, mostly for {found['reasons'][0]['reason']}"

@@ -191,9 +191,8 @@ def analyzed_trace(options):
     profile = read_profile(options.profile_data, options.steps, options.gpu)
     check_one_gpu(profile)
     if not profile.operations:
-        raise Failure(
-            2, f"{profile.path} has no operators: give a trace of PyTorch's profiler (--enable-pytorch-profiler)"
-        )
+        way = "give a trace of PyTorch's profiler (--enable-pytorch-profiler), or read it with kernel_times.py"
+        raise Failure(2, f"{profile.path} has no operators: {way}")
     steps = steps_needed(profile)
     ceilings, origin, remarks = (options.peak, "those of --peak", []) if options.peak else ceilings_for(profile)
     remarks = list(remarks)

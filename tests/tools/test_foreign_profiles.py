@@ -1195,6 +1195,7 @@ def test_bounds_of_the_verdict_on_idle_time(name):
     busy = {"whole_ms": 1, "exposed_copies_ms": 0, "exposed_communication_ms": 0}
     for given, bound in ((at_bound, wanted), (beyond, other)):
         found = {"idle_us": 1000, "idle_share": 0.5, "host_known": True, "warnings": [], "per_step": [busy]}
+        found["warm_up"] = None
         found |= dict.fromkeys(("paused_us", "unsure_us", "long_us", "late_us"), 0) | given
         reasons = {idle.LATE: 100} | {reason: given[reason] for reason in idle.REASONS if reason in given}
         found["reasons"] = [{"reason": reason, "percent": percent} for reason, percent in reasons.items()]
@@ -1319,3 +1320,256 @@ def test_without_shapes_there_is_no_table(write, capsys):
     path = write([kernel("vectorized_elementwise_kernel", 0, 9)])
     refused(gemm_operations.main, ["--trace-file", path], capsys, "there is no matmul in it")
     refused(gemm_operations.main, [], capsys, "give --model-config YAML")
+
+
+# ---------------------------------------------------------------- seen in other people's files
+
+
+def kernel_csv(path, *names):
+    rows = [f'"{name}",{1000 * i},{1000 * i + 900}' for i, name in enumerate(names)]
+    path.write_text("\n".join(["Kernel_Name,Start_Timestamp,End_Timestamp", *rows, ""]))
+    return path
+
+
+def test_a_file_without_operators_may_hold_matmuls(tmp_path, capsys):
+    """A CSV with 78 % of its time in matmuls was said to have none."""
+    path = kernel_csv(tmp_path / "x_kernel_trace.csv", "mul_mat_q<(ggml_type)12, 128, false>", "rms_norm_f32<1024>")
+    refused(gemm_operations.main, ["--trace-file", path], capsys, "without operators, so its matmuls have no shapes")
+    path = kernel_csv(tmp_path / "y_kernel_trace.csv", "rms_norm_f32<1024>")
+    refused(gemm_operations.main, ["--trace-file", path], capsys, "there is no matmul in it")
+
+
+def test_where_kernels_were_lost_nobody_knows_whether_one_was_a_matmul(write, capsys):
+    events = [launched(i, 10 * i) for i in range(9)] + [kernel("FillFunctor", 5, 3, correlation=0)]
+    words = "there is no matmul in it. 8 of 9 launches have no kernel"
+    refused(gemm_operations.main, ["--trace-file", write(events)], capsys, words)
+
+
+def test_a_launch_bound_step_may_wait_longer_for_other_ranks(write, capsys, tmp_path, monkeypatch):
+    """Idle for 30 of 100 us, and 60 in a collective that nothing hides."""
+    monkeypatch.chdir(tmp_path)
+    events = [launched(1, 0), launched(2, 40), launched(3, 99 - 1)]
+    events += [kernel("gemm", 1, 5, correlation=1), kernel("ncclDevKernel_Generic", 36, 60, correlation=2)]
+    events[1]["ts"] = 35  # 30 us late
+    events.append(kernel("gemm", 99, 2, correlation=3))
+    path = write(events)
+    verdict = idle_of(path, capsys, "--steps", "1")["verdict"]
+    assert verdict.startswith("launch-bound") and verdict.endswith("but exposed communication takes 60 %")
+    found = result_of(bottlenecks.main, ["--profile-data", path, "--steps", 1], capsys)
+    assert found["waiting"][0].startswith("Exposed communication takes 60 % of the time, and the GPU waits 33 %.")
+
+
+@pytest.mark.parametrize(
+    ("first", "us", "later", "verdict"),
+    [
+        (1000, 40, "86 % of the idle time. Without it the GPU waits 50.0 %", "launch-bound: the GPU waits 84.6 %"),
+        (1000, 80, "97 % of the idle time. Without it the GPU waits 10.0 %", "not launch-bound: the GPU waits 10.0 %"),
+        (100, 40, None, "launch-bound: the GPU waits 49.7 %"),
+    ],
+)
+def test_a_first_step_that_warms_up_decides_nothing(first, us, later, verdict, write, capsys, tmp_path, monkeypatch):
+    """Three steps of 100 us wait for 50 or 10, and the first one for almost all of 1000."""
+    monkeypatch.chdir(tmp_path)
+    busy = us
+    events = []
+    for i, (start, us) in enumerate([(0, first), *((first + 100 * i, 100) for i in range(3))]):
+        events += [
+            mark(f"ProfilerStep#{i}", start, us),
+            launched(2 * i, start),
+            launched(2 * i + 1, start + us - busy - 5),
+        ]
+        events.append(kernel("gemm", start + 2, 10, correlation=2 * i))
+        events.append(kernel("gemm", start + us - busy, busy, correlation=2 * i + 1))
+    path = write(events)
+    found = idle_of(path, capsys)
+    told = [remark for remark in found["remarks"] if "warm-up" in remark]
+    assert told == ([f"Step 1 looks like a warm-up: it holds {later} of the time."] if later else [])
+    assert found["verdict"].startswith(verdict)
+    page = result_of(bottlenecks.main, ["--profile-data", path], capsys)
+    assert bool(page["waiting"]) == found["launch_bound"]
+
+
+def test_an_export_of_a_program_without_gpu_is_one_of_nsight_systems(tmp_path, capsys):
+    with contextlib.closing(sqlite3.connect(tmp_path / "report1.sqlite")) as connection:
+        connection.execute("CREATE TABLE TARGET_INFO_SYSTEM_ENV (id)")
+        connection.commit()
+    words = "is an export of Nsight Systems without kernels: record it with nsys profile --trace=cuda"
+    refused(kernel_times.main, [tmp_path / "report1.sqlite"], capsys, words)
+
+
+def test_the_launches_of_an_intel_gpu_are_known(write, capsys):
+    """They have a category of their own, and so do its waits."""
+    events = [host("xpu_runtime", "urEnqueueKernelLaunch", 0, 3, correlation=1), kernel("gemm", 5, 95, correlation=1)]
+    events += [host("xpu_runtime", "urEventWait", 4, 99), host("cpu_op", "aten::topk", 105, 280)]
+    events += [host("xpu_runtime", "urEnqueueKernelLaunch", 390, 3, correlation=2)]
+    events.append(kernel("gemm", 400, 100, correlation=2))
+    found = idle_of(write(events, deviceProperties=[]), capsys)
+    (gap,) = found["largest_gaps"]
+    assert found["host_known"] and (gap["reason"], gap["host"]) == (idle.LATE, "aten::topk (97 %)")
+
+
+def test_a_trace_of_proton_has_a_line_per_stream(tmp_path):
+    """Triton's profiler writes an object per stream."""
+    lines = []
+    for stream in (7, 9):
+        event = {"name": "matmul", "cat": "kernel", "ph": "X", "ts": 20.0 * stream, "dur": 5.0, "tid": stream}
+        lines.append(json.dumps({"displayTimeUnit": "us", "traceEvents": [event | {"args": {"call_stack": ["ROOT"]}}]}))
+    path = tmp_path / "proton.chrome_trace"
+    path.write_text("\n".join(lines) + "\n")
+    calls = read_profile(path).calls
+    assert [(call.stream, call.total_ns, call.group) for call in calls] == [(7, 5000, "GEMM"), (9, 5000, "GEMM")]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("a.json", '{"metrics": 1}', "it has no traceEvents): give what torch.profiler's export_chrome_trace writes"),
+        ("a.json", '{"a": 1}\n{"a": 2}\n', "is cut off or damaged: Extra data"),
+        ("a.xplane.pb", "\n\x05\0abc", "is a profile of JAX or TensorFlow: record the program with nsys or rocprofv3"),
+        ("a.json", '{"traceEvents": [{"ph": "X", "ts": 1}]}', "with torch.profiler, and another one with nsys or"),
+        ("a.json", '{"schemaVersion": 1, "traceEvents": []}', "saw no work on a GPU, so record steps that use one"),
+    ],
+)
+def test_what_is_not_read_tells_the_way_out(name, text, words, tmp_path, capsys):
+    (tmp_path / name).write_text(text)
+    refused(kernel_times.main, [tmp_path / name], capsys, words)
+
+
+def test_the_number_of_a_kernel_is_no_counter(tmp_path):
+    """rocprof-compute joins its passes, and repeats a column of each."""
+    path = tmp_path / "pmc_perf.csv"
+    header = "Dispatch_ID,GPU_ID,Kernel_Name,Correlation_ID,Kernel_ID,SQ_WAVES,Kernel_ID_1,SQ_WAIT_ANY"
+    path.write_text(f"{header}\n0,0,gemm,1,11,64,11,7\n")
+    rows, _ = kernel_counters.read_counters(path)
+    assert [(row["counter"], row["mean"]) for row in rows] == [("SQ_WAVES", 64), ("SQ_WAIT_ANY", 7)]
+
+
+def ncu_details(path, *rows):
+    """Write ncu --csv: a row per launch and metric, each with a unit that suits its value."""
+    header = '"ID","Kernel Name","Section Name","Metric Name","Metric Unit","Metric Value"'
+    lines = [",".join(f'"{cell}"' for cell in row) for row in rows]
+    path.write_text("\n".join([header, *lines, ""]))
+    return path
+
+
+def test_units_that_differ_from_kernel_to_kernel_are_made_one(tmp_path, capsys):
+    """Ten microseconds were 10 ms, the longest kernel, and 900 GB/s were 900 TB/s."""
+    rows = [(0, "small", "Speed", "Duration", "us", "10.00"), (0, "small", "Memory", "Rate", "Gbyte/second", "900")]
+    rows += [(1, "big", "Speed", "Duration", "ms", "1.20"), (1, "big", "Memory", "Rate", "Tbyte/s", "1.5")]
+    rows += [(2, "small", "Speed", "Duration", "nsecond", "30,000"), (2, "small", "Speed", "Rate", "%", "42")]
+    path = ncu_details(tmp_path / "ncu.csv", *rows)
+    found = {(row["kernel"], row["counter"], row["unit"]): row for row in kernel_counters.read_counters(path)[0]}
+    rates = {("small", "Rate", "Gbyte/second"): 900, ("big", "Rate", "Gbyte/second"): 1500}
+    times = {("small", "Duration", "us"): 20, ("big", "Duration", "us"): 1200}
+    means = times | rates | {("small", "Rate", "%"): 42}
+    assert {key: row["mean"] for key, row in found.items()} == pytest.approx(means)
+    assert found["small", "Duration", "us"]["launches"] == 2
+    assert kernel_counters.main([str(path)]) == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert "[1] Duration us [2] Rate Gbyte/second [3] Rate %" in told
+    assert "big 1 1,200.0 1,500.0 - small 2 20.0 900.0 42.0" in told
+
+
+def test_a_summary_of_ncu_is_refused_with_the_way_out(tmp_path, capsys):
+    path = tmp_path / "ncu.csv"
+    header = '"Kernel Name","Invocations","Metric Name","Metric Unit","Minimum","Maximum","Average"'
+    path.write_text(f'{header}\n"k","14","Duration","us","1","3","2"\n')
+    refused(kernel_counters.main, [path], capsys, "is a summary over launches: write it without --print-summary")
+
+
+TABLES_TO_READ = {
+    "nsys": "\n ** CUDA GPU Kernel Summary:\n\n Time (%)  Total Time (ns)  Name\n --------  ---------------  ----\n"
+    "    95.0        3,481,709  k\n",
+    "ncu": "==PROF== Connected\nrow sums correct!\n  k(int), Context 1, Stream 7\n    Section: Speed\n"
+    "    ------------ ----------- ------------\n    Duration         msecond         3.10\n",
+    "rocprof-sys": "|-----------------------|\n| REAL-CLOCK TIMER      |\n|-----------------------|\n| LABEL |\n",
+    "rocprof-compute": "0. Top Stats\n╒════╤═══════════╕\n│    │ Kernel    │\n╘════╧═══════════╛\n",
+}
+
+
+@pytest.mark.parametrize("name", TABLES_TO_READ)
+def test_a_table_to_read_is_not_called_damaged(name, tmp_path, capsys):
+    """What nsys stats, ncu and rocprof-compute print unless they are asked for CSV."""
+    (tmp_path / "table.txt").write_text(TABLES_TO_READ[name])
+    for main in (kernel_times.main, kernel_counters.main):
+        words = "is a table to read, not CSV: write it with nsys stats --format csv or ncu --csv"
+        refused(main, [tmp_path / "table.txt"], capsys, words)
+
+
+def test_what_a_program_printed_before_ncus_table_is_no_header(tmp_path):
+    path = ncu_details(tmp_path / "ncu.csv", (0, "k", "Speed", "Duration", "us", "10.00"))
+    path.write_text("==PROF== Connected\nstep 1, loss 3.21, 8 GPUs\nstep    loss\n------ -----\n" + path.read_text())
+    assert [row["mean"] for row in kernel_counters.read_counters(path)[0]] == [10]
+
+
+@pytest.mark.parametrize("ts", [0, "1699529623106750.221"])
+def test_a_trace_of_an_npu_is_neither_a_cpus_nor_damaged(ts, tmp_path, capsys):
+    """torch_npu writes operators as PyTorch does, kernels without a category, and some times as text."""
+    events = [
+        matmul(1, [[8, 8], [8, 8]]) | {"ts": ts},
+        {"ph": "s", "cat": "async_npu", "name": "torch_to_npu", "ts": 5},
+    ]
+    events.append({"ph": "X", "name": "MatMul", "pid": 4, "tid": 3, "ts": ts, "dur": 9})
+    path = tmp_path / "trace_view.json"
+    path.write_text(json.dumps(events))
+    refused(kernel_times.main, [path], capsys, "an accelerator that this tool can't read (async_npu)")
+
+
+@pytest.mark.parametrize(("column", "told"), [("VALUBusy", True), ("DurationNs", False)])
+def test_counters_of_the_old_rocprof_have_any_name(column, told, tmp_path, capsys):
+    """The derived ones don't begin with a block of the GPU; what stands beside the times is none."""
+    path = tmp_path / "results.csv"
+    header = f"Index,KernelName,gpu-id,queue-id,pid,sig,obj,{column},DispatchNs,BeginNs,EndNs,CompleteNs"
+    rows = [f"{i},gemm,0,0,7,0x0,0x7f,81.2,{1000 * i},{1000 * i},{1000 * i + 500},{1000 * i + 600}" for i in range(3)]
+    path.write_text("\n".join([header, *rows, ""]))
+    assert any("its kernels ran one by one" in words for words in idle_of(path, capsys)["warnings"]) == told
+    if not told:
+        refused(kernel_counters.main, [path], capsys, "has no counters that this tool can read")
+
+
+def test_a_kernels_only_number_may_be_its_launchs(write, capsys):
+    """Some builds for ROCm write no correlation: the number of a launch was taken for that of another operator."""
+    small, large = matmul(1, [[64, 64]] * 2), matmul(2, [[128, 128]] * 2)
+    events = [small, large | {"ts": 60}]
+    for number, ts in ((2, 10), (4, 70)):
+        events.append(host("cuda_runtime", "hipExtModuleLaunchKernel", ts, 5, **{"External id": number}))
+        events.append({"ph": "X", "cat": "kernel", "name": GEMM, "pid": 2, "tid": 0, "ts": ts + 10, "dur": number})
+        events[-1]["args"] = {"External id": number}
+    path = write(events)
+    rows = result_of(gemm_operations.main, ["--trace-file", path], capsys)["gemms"]
+    assert {row["m"]: row["ms"] for row in rows} == pytest.approx({64: 0.002, 128: 0.004})
+    found = idle_of(path, capsys)
+    assert found["host_known"] and found["largest_gaps"][0]["reason"] == idle.LATE
+
+
+def test_a_number_that_launch_and_kernel_share_may_be_their_operators(write):
+    """Without correlations too: what the operator around the launch has is its own number."""
+    events = [matmul(1, [[64, 64]] * 2), host("cuda_runtime", "cudaLaunchKernel", 10, 5, **{"External id": 1})]
+    events.append({"ph": "X", "cat": "kernel", "name": GEMM, "pid": 2, "tid": 0, "ts": 30, "dur": 9})
+    events[-1]["args"] = {"External id": 1}
+    (operation,) = read_profile(write(events)).operations
+    assert (operation.name, operation.us) == ("aten::mm", 9)
+
+
+def test_what_ran_before_the_first_step_is_no_warm_up():
+    rows = [{"step": name, "whole_ms": ms, "idle_ms": ms / 2} for name, ms in (("before", 90), ("1", 9), ("2", 9))]
+    rows.append({"step": "all", "whole_ms": 108, "idle_ms": 54})
+    assert idle.warm_up(rows) is None
+    assert idle.warm_up([rows[0] | {"step": "1"}, *rows[1:]])["held_percent"] == pytest.approx(100 * 45 / 54)
+
+
+@pytest.mark.parametrize(
+    ("main", "text"),
+    [
+        (
+            kernel_times,
+            '"Type","Time(%)","Time","Calls","Avg","Min","Max","Name"\n"GPU activities",50,10,1,10,10,10,"k"\n',
+        ),
+        (launches, "Total Time (ns),Instances,Min (ns),Max (ns),Name\n500,1,500,500,k\n"),
+    ],
+)
+def test_tables_of_nvidias_profilers_name_their_own_way_out(main, text, tmp_path, capsys):
+    (tmp_path / "x.csv").write_text(text)
+    option = ["--trace-file"] if main is launches else []
+    words = "give a kernel_trace file, or nsys stats --report cuda_gpu_trace --format csv"
+    refused(main.main, [*option, tmp_path / "x.csv"], capsys, words)

@@ -164,7 +164,8 @@ GROUPED = {  # names between semicolons
         Custom_Cijk_Alik_Bljk_BBS_BH_MT256x256x64_MI16x16x1_UserArgs_shortname1_gfx950;
         conv_depthwise2d_forward_kernel; aten::mkldnn_convolution; aten::convolution_backward;
         void wvSpltK_hf_sml_<__half, 64, 4>;
-        void mul_mat_q<(ggml_type)12, 128, false>(char const*); mul_mat_vec_q<(ggml_type)13, 1, false, false>""",
+        void mul_mat_q<(ggml_type)12, 128, false>(char const*); mul_mat_vec_q<(ggml_type)13, 1, false, false>;
+        void batched_matrix_multiplication_matrix_core_64x64x4<64u, 64u, 8u>(dim3); void MatrixMulCUDA<32>(float*)""",
     "attention": """attention_backward_dkdv_kernel; attn_fwd; bwd_kernel_dk_dv; fmha_cutlassF_f32_aligned_64x64_rf;
         void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<64, cutlass::bfloat16_t>>;
         cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_6_128x128x64;

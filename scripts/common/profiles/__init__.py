@@ -1,9 +1,9 @@
 """Read the kernels of every profiler's files. Standard library only.
 
 Reads CSV files of rocprofv3 (ROCm 6.2 to 10), rocpd, rocprof and nsys stats, rocpd databases (ROCm 7 and later), .rpd
-files of rocmProfileData, SQLite exports of Nsight Systems, Perfetto traces of rocprof-sys, and PyTorch's traces. Those
-that are no databases may be packed with gzip. A file that is missing, cut off, damaged or of another kind raises
-Failure with one sentence that names it.
+files of rocmProfileData, SQLite exports of Nsight Systems, Perfetto traces of rocprof-sys, and the traces of PyTorch
+and of Triton's Proton. Those that are no databases may be packed with gzip. A file that is missing, cut off, damaged or
+of another kind raises Failure with one sentence that names it.
 
 groups.py    the group of a kernel by its name, and tables of kernels
 model.py     what a profile holds
@@ -63,6 +63,7 @@ from common.profiles.readers import (
     database,
     errors_of,
     number,
+    old_counters,
     read_file,
     read_object,
     read_table,

@@ -9,7 +9,7 @@ import zlib
 
 from common.command_line import Failure
 from common.profiles.model import EACH, check_one_gpu, unlike
-from common.profiles.readers import read_file
+from common.profiles.readers import A_ROW_PER_LAUNCH, read_file
 
 # A folder is searched for PyTorch's traces, then for these: of the first pattern found all files, one per process.
 OTHER_PROFILERS = ("*kernel_trace.csv", "*.db", "*.rpd", "*.sqlite", "*.proto", "*.pftrace")
@@ -129,7 +129,8 @@ def whole(profiles, steps):
     """Return one profile of the launches of several processes, or raise Failure if there are none."""
     calls = sorted((call for profile in profiles for call in profile.calls), key=lambda call: call.start_ns)
     if not calls:
-        raise Failure(2, f"{profiles[0].path} lists no kernel: the profiler saw no work on a GPU")
+        why = "the profiler saw no work on a GPU, so record steps that use one"
+        raise Failure(2, f"{profiles[0].path} lists no kernel: {why}")
     if not any(call.total_ns for call in calls):
         raise Failure(2, f"{profiles[0].path} is damaged: all of its kernels take 0 ns")
     launching = [profile for profile in profiles if profile.calls]
@@ -188,6 +189,6 @@ def gpu_profile(path, steps, gpu=None):
 def check_timeline(profile):
     """Raise Failure if a profile has no launches on a GPU, or only the sums of their times."""
     if any(call.bounds_ns for call in profile.calls):
-        raise Failure(2, f"{profile.path} has only sums over the kernels' times: give a kernel_trace file")
+        raise Failure(2, f"{profile.path} has only sums over the kernels' times: {A_ROW_PER_LAUNCH}")
     if profile.on_cpu:
         raise Failure(2, f"{profile.path} has no launches on a GPU: record it on a machine that has one")

@@ -152,11 +152,17 @@ CSV_NAMES = {  # a profiler's heading, in lower case -> our name
 
 # of ncu, and of nsys stats
 MESSAGES = re.compile(r"==|Processing \[|Generating SQLite|NOTICE: |SKIPPED: | +(It is assumed|Consider using) ")
+TABLE_TO_READ = re.compile(r"^ *(-{3,} +-{3,}|\|-{9,}|[╒┌╔])", re.MULTILINE)  # of ncu, nsys stats, and ROCm's profilers
+NCU_HEADER = '"ID","'
 HOST_CALLS = re.compile(  # rows of ROCm's tables of API functions, and of its table of domains
     r"(__)?hip[A-Z]\w*|hsa_\w+|(nccl|roctx|rocdec|rocJpeg)(?!\w*Kernel)[A-Z]\w*|[A-Z]+_API|KERNEL_DISPATCH|"
     r"MEMORY_(COPY|ALLOCATION)|SCRATCH_MEMORY"
 )
 COUNTERS = re.compile(r"(SQ|TCC|TCP|TA|TD|SPI|GRBM)_")  # of AMD's GPUs, as columns
+NO_COUNTERS = re.compile(
+    r"DispatchNs|start|end|CompleteNs|DurationNs|Kernel_ID(_\d+)?"
+)  # rocprof-compute: one per pass
+A_ROW_PER_LAUNCH = "give a kernel_trace file, or nsys stats --report cuda_gpu_trace --format csv"
 BARRIER = "<barrier packet>"  # in the old rocprof's tables: a queue waits at it, and no kernel runs
 ONE_BY_ONE = "Counters were read in this run, so its kernels ran one by one, and the gaps between them mean nothing."
 
@@ -166,8 +172,13 @@ def read_table(text):
     if not text.endswith("\n"):
         raise ValueError("its last line has no end")  # its last number may be cut off
     if len(re.findall(r"^Processing \[", text, re.MULTILINE)) > 1:
-        raise Failure(2, "holds several reports of nsys stats: write one, with --report cuda_gpu_trace")
+        raise Failure(2, "holds several reports of nsys stats: write one, with --report cuda_gpu_trace --format csv")
     lines = [line for line in text.splitlines() if line and not MESSAGES.match(line)]
+    begin = next((i for i, line in enumerate(lines) if line.startswith(NCU_HEADER)), None)
+    if begin is None and TABLE_TO_READ.search(text):
+        way = "write it with nsys stats --format csv or ncu --csv, or give the profiler's trace or database"
+        raise Failure(2, f"is a table to read, not CSV: {way}")
+    lines = lines[begin:]  # the program may have printed something before
     header, *rows = list(csv.reader(lines)) or [[]]
     header = [CSV_NAMES.get(cell.strip().lower(), cell.strip()) for cell in header]
     for line_number, row in enumerate(rows, 2):
@@ -190,7 +201,7 @@ def read_csv(text):
     if "counter" in header or not (
         {"name", "start"} <= set(header) and {"end", "duration"} & set(header)
     ):  # a row per counter would count twice
-        raise Failure(2, "has no kernel times: give a kernel_trace file (kernel_counters.py reads counters)")
+        raise Failure(2, f"has no kernel times: {A_ROW_PER_LAUNCH} (kernel_counters.py reads counters)")
     labels = labels_of((row.get("process"), row.get("gpu")) for row in rows)
     kernels = []
     for row in rows:
@@ -200,8 +211,15 @@ def read_csv(text):
         gpu = labels[row.get("process"), row.get("gpu")] if "gpu" in row or "process" in row else None
         stream = row.get("queue") and (row["queue"], row.get("Stream_Id"))
         kernels.append(checked_kernel(row["name"], start, total, kind, gpu, stream=stream))
-    warnings = [ONE_BY_ONE] if any(map(COUNTERS.match, header)) else []
+    warnings = [ONE_BY_ONE] if any(map(COUNTERS.match, header)) or old_counters(header) else []
     return kernels, (*warnings, *missing_dispatches(rows))
+
+
+def old_counters(header):
+    """Return the columns that are counters in a table of rocprof, version 1 or 2: they come last."""
+    last = next((name for name in ("obj", "Correlation_ID") if name in header), None)
+    columns = header[header.index(last) + 1 :] if last else []
+    return [name for name in columns if not NO_COUNTERS.fullmatch(name)]
 
 
 def missing_dispatches(rows):
@@ -309,7 +327,7 @@ def read_database(path):
             raise Failure(2, "has one entry for a whole CUDA graph: record it with nsys --cuda-graph-trace=node")
         if names.isdisjoint(table for table, *_ in TABLES):
             check_kernels_are_there(calls_of_host(connection, names))
-            if "TARGET_INFO_GPU" in names:
+            if any(name.startswith("TARGET_INFO_") for name in names):
                 way = "record it with nsys profile --trace=cuda, and let the program end by itself"
                 raise Failure(2, f"is an export of Nsight Systems without kernels: {way}")
             if "OPS" in names:
@@ -416,7 +434,8 @@ def read_json(path, content, linked, gpu):
             return read_file(path.with_name(content["trace"]), gpu, linked=True)
         except Failure as error:
             raise Failure(error.status, f"names another file: {error}") from None
-    raise Failure(2, "is JSON, but not a profiler's trace (it has no traceEvents)")
+    way = "give what torch.profiler's export_chrome_trace writes"
+    raise Failure(2, f"is JSON, but not a profiler's trace (it has no traceEvents): {way}")
 
 
 LARGE = 2**24  # bytes from which on reading is announced
@@ -426,7 +445,16 @@ def parsed(path, text):
     """Return the content of a JSON file; tell about a large one, which takes seconds."""
     if len(text) > LARGE:
         progress(f"reading {path} ({len(text) / 1e6:,.0f} MB) ...")
-    return json.loads(text)
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        if error.msg != "Extra data":
+            raise
+        lines = text.splitlines()
+        if not all(line.startswith('{"displayTimeUnit"') for line in lines):
+            raise
+        # Triton's Proton writes a trace per stream
+        return {"traceEvents": [event for line in lines for event in json.loads(line)["traceEvents"]]}
 
 
 @contextlib.contextmanager
@@ -467,6 +495,8 @@ def read_file(path, gpu=None, linked=False):
             raise Failure(2, EMPTY)
         if content.startswith(SQLITE):
             return parts_of(read_database(path), gpu)
+        if path.name.endswith(".xplane.pb"):
+            raise Failure(2, "is a profile of JAX or TensorFlow: record the program with nsys or rocprofv3")
         is_json = re.match(rb"\s*($|[{[])", content)  # blanks alone are damaged in any format
         # A Perfetto trace begins with a line feed; so do PyTorch 2.7's traces, which are JSON, and nsys stats' tables.
         if b"\0" in content or (content.startswith(b"\n") and not is_json and NO_TEXT.search(content)):

@@ -44,7 +44,7 @@ ONLY_PREPARES = re.compile(
     r"(select|slice|diagonal)_backward)$"
 )
 KINDS = {"kernel": "kernel", "gpu_memcpy": "copy", "gpu_memset": "copy"}  # categories of a trace's events
-RUNTIMES = {"cuda_runtime", "hip_runtime", "cuda_driver"}
+RUNTIMES = {"cuda_runtime", "hip_runtime", "cuda_driver", "xpu_runtime", "xpu_driver"}
 TIMED = {*KINDS, *RUNTIMES, "cpu_op", "user_annotation"}  # categories that are read
 OLD_CATEGORIES = {  # until PyTorch 1.12
     "Kernel": "kernel",
@@ -54,9 +54,10 @@ OLD_CATEGORIES = {  # until PyTorch 1.12
     "Runtime": "cuda_runtime",
 }
 OLD_MARKS = re.compile(r"ProfilerStep#|Optimizer\.step#")  # which were operators then
-LAUNCHES = re.compile(r"(cuda|hip|cu)(Ext|Module)*(Cooperative)?Launch(Cooperative)?Kernel")
+LAUNCHES = re.compile(r"(cuda|hip|cu)(Ext|Module)*(Cooperative)?Launch(Cooperative)?Kernel|urEnqueueKernelLaunch")
 GRAPH_LAUNCHES = ("cudaGraphLaunch", "hipGraphLaunch", "cuGraphLaunch")
-OTHER_ACCELERATORS = re.compile(r"mtia|hpu|xpu|privateuse")  # their events are no operators of a CPU
+OTHER_ACCELERATORS = re.compile(r"mtia|hpu|xpu|privateuse|async_npu")  # their events are no operators of a CPU
+KNOWN_GPUS = "it reads those of AMD's, NVIDIA's and Intel's GPUs"
 CLOCK_US = 1  # to which old profilers round times
 LOST = 0.05  # of the launches without a kernel: fewer lie at the edges of the profile
 
@@ -70,8 +71,9 @@ def read_trace(path, content, gpu=None):
     if not spans and content["traceEvents"] and "schemaVersion" not in content:
         if any((event.get("args") or {}).get("desc") == "KernelExecution" for event in content["traceEvents"]):
             raise Failure(2, "was made of an .rpd: give that one")
-        kinds = "none of a kind that PyTorch's profiler writes: record it with torch.profiler"
-        raise Failure(2, f"holds {len(content['traceEvents']):,} events, {kinds}")
+        kinds = "none of a kind that PyTorch's profiler writes"
+        way = "record a PyTorch program with torch.profiler, and another one with nsys or rocprofv3"
+        raise Failure(2, f"holds {len(content['traceEvents']):,} events, {kinds}: {way}")
     origin_us = spans[0]["ts"] if spans else 0
     launches = []
     host = []
@@ -81,6 +83,7 @@ def read_trace(path, content, gpu=None):
             launches.append(event)
         else:
             host.append(event)
+    number_launches(launches, host)
     memory = memory_events(content["traceEvents"], origin_us)
     common = (path, content, origin_us, memory)
     labels = labels_of(map(place_of, launches)) if launches else {}
@@ -164,14 +167,19 @@ def work_of_gpus(launches, labels, runtime, operators):
 
 def check_cpu_only(content, runtime, memory, device):
     """Refuse a trace without kernels whose work was not a CPU's."""
-    categories = {event.get("cat") for event in content["traceEvents"] if type(event.get("cat")) is str}
-    if others := sorted(name for name in categories if OTHER_ACCELERATORS.match(name)):
-        raise Failure(2, f"has the work of an accelerator that this tool can't read ({clean(others[0])})")
     lost = sum(bool(LAUNCHES.match(event["name"])) for event in runtime)
     if lost:
         raise Failure(2, f"holds {lost:,} launches on {device or 'a GPU'} and none of their kernels: {LOST_ALL}")
+    check_accelerator(content["traceEvents"])
     if memory and memory[0]["args"]["Device Type"] != 0:
         raise Failure(2, f"holds memory of {device or 'a GPU'} and no launch: {NOT_SEEN}")
+
+
+def check_accelerator(events):
+    """Refuse the events of an accelerator that is no GPU."""
+    categories = {event.get("cat") for event in events if type(event.get("cat")) is str}
+    if others := sorted(name for name in categories if OTHER_ACCELERATORS.match(name)):
+        raise Failure(2, f"has the work of an accelerator that this tool can't read ({clean(others[0])}): {KNOWN_GPUS}")
 
 
 NOT_SEEN = "record it with ProfilerActivity.CUDA; if it was, the profiler can't see this GPU (as in some WSL): try nsys"
@@ -218,6 +226,7 @@ def timed_events(events):
         ts = event.get("ts")
         dur = event.get("dur")
         if not (type(ts) in numbers and type(dur) in numbers and -limit < ts < limit and 0 <= dur < limit):
+            check_accelerator(events)
             raise ValueError(f"{clean(event['name'])} starts at {ts} us and takes {dur} us")
     found.sort(key=lambda event: (event["ts"], -event["dur"]))
     return found
@@ -262,6 +271,29 @@ def hosts_of(host, launches):
 
 
 # ---------------------------------------------------------------- launches
+
+
+def number_launches(launches, host):
+    """Write the number of each launch into it and its kernel, where a build for ROCm calls it "External id".
+
+    That is an operator's number elsewhere: then the operator that has it is around the launch.
+    """
+    if any("correlation" in (event.get("args") or {}) for event in launches):
+        return
+    runtime = [event for event in host if event["cat"] in RUNTIMES]
+    launching = {operator_number(event): event["ts"] for event in runtime if LAUNCHES.match(event["name"])}
+    operators = {operator_number(event): event for event in host if event["cat"] == "cpu_op"}
+    numbers = [operator_number(event) for event in launches]
+    named = [number for number in numbers if number is not None and number in launching]
+    inside = 0
+    for number in named:
+        operator = operators.get(number)
+        inside += bool(operator and operator["ts"] <= launching[number] <= operator["ts"] + operator["dur"])
+    if len(named) <= len(launches) / 2 or inside > len(named) / 2:
+        return
+    for event in (*launches, *runtime):
+        if event.get("args"):
+            event["args"]["correlation"] = operator_number(event)
 
 
 def launch_table(runtime, wanted):
