@@ -465,7 +465,7 @@ DRY_RUNS = {  # ways of old, of new: verdict, words of the reason
     ("noise", "noise evaluation"): ("not the same computation", "norm.* in evaluation mode in new, and not in old"),
     ("x", "other"): (
         "not comparable",
-        "new: its optimizer .AdamW. holds no parameter of the model that ran first .Model",
+        "new: its AdamW holds no parameter of the model that ran first, a Model",
     ),
     ("x", "anew"): ("not comparable", "its model gets last.weight, last.bias after its first call: make all param"),
 }

@@ -635,7 +635,7 @@ class Child:
 
     def trains(self, top, held):
         """Tell whether a model has parameters of its own that an optimizer holds or backward reached."""
-        own = [param for param in check.params_of(top) if param.requires_grad and id(param) not in self.names]
+        own = [param for param in check.params_of(top) if id(param) not in self.names]
         return any(id(param) in held or param.grad is not None for param in own)
 
     def wait(self):
@@ -666,10 +666,8 @@ class Child:
         if self.model is None:
             return "no module with parameters was called with gradients"
         if not self.steps and self.foreign:
-            kinds = ", ".join(sorted(self.foreign))
-            return (
-                f"its optimizer ({kinds}) holds no parameter of the model that ran first ({type(self.model).__name__})"
-            )
+            first = type(self.model).__name__
+            return f"its {' and '.join(sorted(self.foreign))} holds no parameter of the model that ran first, a {first}"
         if not self.steps:
             passes = f"in {self.backwards} backward passes"
             return f"no torch.optim optimizer stepped {passes}: updates by hand can't be compared"
