@@ -439,7 +439,7 @@ class Model(nn.Module):
 torch.manual_seed(0)
 teacher = nn.Linear(6, 3)
 if "teacher" in WAYS:
-    optimizer = torch.optim.AdamW(teacher.parameters())
+    teacher(torch.randn(2, 6))
 model = Model()
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 if "adafactor" in WAYS:
