@@ -749,6 +749,11 @@ SPEAKS = {  # script: its finding or warning, and words of the report; of a soun
     "attack": (ATTACK, None, "script.py, 8 steps"),
     "waiting": (ALPHA, "waiting", "parameter 0 of SGD"),
     "waiting_module": (CRITIC, "waiting", "critic.0.weight, critic.0.bias"),
+    "waiting_in_a_function": (
+        "def main():\n    critic = nn.Linear(2, 2)\n    later = torch.optim.SGD(critic.parameters(), lr=0.1)\n"
+        "    train(forward=lambda x: critic(model(x)))\nmain()",
+        *("waiting", "2 of 6 tensors"),
+    ),
     "toggled": (TOGGLED, None, "not compared: 2 (frozen at the end)"),
     "copied": (COPIED, "replaced", "next: the optimizer was built before the model was copied, replaced or tied"),
     "teacher_forcing": (TEACHER_FORCING, "no_gradient", "cell.weight, cell.bias"),
