@@ -180,6 +180,7 @@ class Arrival:
     added: torch.Tensor | bool  # is there a gradient other than zero already?
     weights: torch.Tensor | int = 0  # bit sum of the parameter at this time
     steps: int = 0  # of all optimizers until now
+    input_grad: bool = False  # did the last model call need a gradient of its input too?
 
 
 @dataclasses.dataclass
@@ -259,7 +260,8 @@ class Record:
     def overwritten(self):
         """Return by what factors the steps' gradients are their last micro-batches', where all others were cleared.
 
-        Backwards with other weights (SAM) or for another optimizer's step (a GAN) are no micro-batches.
+        Backwards with other weights (SAM), for another optimizer's step (a GAN) or for an input (an adversarial attack)
+        are no micro-batches.
         """
         steps = collections.defaultdict(list)
         for arrival in self.arrivals:
@@ -267,7 +269,7 @@ class Record:
                 steps[arrival.step].append(arrival)
         factors = []
         for step, arrivals in steps.items():
-            together = len({(int(arrival.weights), arrival.steps) for arrival in arrivals}) == 1
+            together = len({(int(arrival.weights), arrival.steps, arrival.input_grad) for arrival in arrivals}) == 1
             lost = not any(bool(arrival.added) for arrival in arrivals[1:])
             if len(arrivals) > 1 and together and lost and all(bool(arrival.largest > 0) for arrival in arrivals):
                 factors.append(self.seen[step].largest / float(arrivals[-1].largest))
@@ -413,6 +415,7 @@ class Running:
     depth: int = 0  # how often it is entered
     before: str = "other"  # the phase around it
     scalar: tuple | None = None  # (value, node of the graph) of a model's own loss, before a scaler or an average
+    input_grad: bool = False  # did the last call need a gradient of its input?
 
 
 @dataclasses.dataclass
@@ -424,6 +427,14 @@ class Optimizers:
     others: collections.Counter = dataclasses.field(default_factory=collections.Counter)  # steps since the lead's last
     steps: int = 0  # of all optimizers
     skipped: int = 0  # steps that a gradient scaler left out
+    before: list = dataclasses.field(default_factory=lambda: existing(torch.optim.Optimizer))  # the script began
+    alive: list = dataclasses.field(default_factory=list)  # what the script would let go of when it is ended
+
+    def keep(self):
+        """Keep all optimizers that the script holds by now: some may not have stepped yet."""
+        gc.collect()
+        before = {id(optimizer) for optimizer in self.before}
+        self.alive = [thing for thing in existing(torch.optim.Optimizer) if id(thing) not in before]
 
     def ends_iteration(self, optimizer, limit):
         """Count a step; say whether it is the lead's. Another optimizer that makes limit steps without it leads."""
@@ -538,6 +549,7 @@ class Watch:
         """Keep what is needed to repeat the call, and ask which outputs the loss uses."""
         inputs = list(tensors((args, kwargs)))
         data = [item for item in inputs if not item.requires_grad]  # and not what another module computed
+        self.running.input_grad = len(data) < len(inputs)
         self.step.inputs.update(bit_sums(data))
         kind = next((item.device.type for item in inputs if item.device.type != "cpu"), "cpu")
         root = self.models.outermost[module]
@@ -649,13 +661,15 @@ class Watch:
             old = record.param.grad
             added = old is not None and plain(old).any()
             weights = bit_sum(record.param)
-            record.arrivals.append(Arrival(step, largest(gradient), added, weights, self.optimizers.steps))
+            now = (weights, self.optimizers.steps, self.running.input_grad)
+            record.arrivals.append(Arrival(step, largest(gradient), added, *now))
 
     def backward(self, run, roots, *args, **kwargs):
         """Time torch.autograd.backward and keep the loss that it begins from."""
         if self.blind() or self.clock.phase == "backward":
             return run(roots, *args, **kwargs)
         self.step.backwards += 1
+        self.find_thawed()
         loss = next((root for root in tensors([roots]) if root.numel() == 1), None)
         scalar = self.running.scalar
         if loss is not None and scalar and is_multiple(loss.grad_fn, scalar[1]):
@@ -674,6 +688,12 @@ class Watch:
         if before != "optimizer":
             self.give_up()
         return result
+
+    def find_thawed(self):
+        """Take in parameters that need a gradient by now: a script may unfreeze them for its backward passes only."""
+        for record in self.records.values():
+            if not record.trainable:
+                self.record_of(record.param, record.name)
 
     def hand_out(self, run, *args, **kwargs):
         """Run torch.autograd.grad, which leaves param.grad as it is: a backward of the script's own may call it."""
@@ -732,6 +752,7 @@ class Watch:
     def prepare(self, optimizer):
         """Record the parameters that modules and optimizers have by now."""
         if not self.steps:  # the first step, since these searches are slow
+            self.optimizers.keep()
             found = existing(nn.Module, torch.amp.GradScaler)
             self.models.alive = [thing for thing in found if issubclass(type(thing), nn.Module)]
             scalers = [thing for thing in found if issubclass(type(thing), torch.amp.GradScaler)]
@@ -819,6 +840,7 @@ class Watch:
         self.step = Step()
         self.clock.seconds = collections.Counter()
         if len(self.steps) >= self.limit and not self.go_on:
+            self.optimizers.keep()
             self.done = True
             raise Enough(0)
 
@@ -1061,6 +1083,22 @@ def tell_models_apart(watch):
         record.owners = {module: watch.models.prefixes.get(module, "") + name for module, name in record.owners.items()}
 
 
+def take_in_waiting(watch, optimizers, modules):
+    """Record what optimizers hold that have not stepped, where no module with it has run either."""
+    new = {}
+    for optimizer in optimizers:
+        for number, param in enumerate(params_of(optimizer)):
+            if id(param) not in watch.records:
+                new[id(param)] = watch.record_of(param, f"parameter {number} of {type(optimizer).__name__}")
+    for module in modules if new else ():
+        for name, param in module.named_parameters(recurse=False):
+            if id(param) in new:
+                top = top_of(module, modules)
+                title = watch.models.own_names.get(top, type(top).__name__)
+                prefix = next(prefix for prefix, part in top.named_modules() if part is module)
+                new[id(param)].name = ".".join(filter(None, (title, clean(prefix), name)))
+
+
 class Facts:
     """Give every parameter a fate, by what was seen of it."""
 
@@ -1068,10 +1106,9 @@ class Facts:
         self.watch = watch
         tell_models_apart(watch)
         self.stepped = ids_of(*watch.optimizers.known)
-        found = existing(torch.optim.Optimizer, nn.Module)
-        modules = [thing for thing in found if issubclass(type(thing), nn.Module)]
-        self.waiting = ids_of(*(thing for thing in found if issubclass(type(thing), torch.optim.Optimizer)))
-        self.waiting -= self.stepped
+        modules = existing(nn.Module)
+        self.waiting = ids_of(*watch.optimizers.alive) - self.stepped
+        take_in_waiting(watch, watch.optimizers.alive, modules)
         self.held = ids_of(*modules)
         self.ran = ids_of(*with_guests(watch.models.outermost))
         self.fates = {record: self.fate(record) for record in self.judged()}
@@ -1091,7 +1128,9 @@ class Facts:
         learning = {key for key in self.ran & records.keys() if records[key].arrived}
         models = ids_of(*(root.model for root in self.watch.models.outermost.values()))
         known = [record for key, record in records.items() if key in models | learning | self.stepped]
-        return [record for record in known if record.seen or (not record.trainable and record.param.numel())]
+        found = [record for record in known if record.seen or (not record.trainable and record.param.numel())]
+        waiting = [record for key, record in records.items() if key in self.waiting and record.trainable]
+        return list(dict.fromkeys(found + waiting))
 
     def fate(self, record):
         """Say what became of a parameter: the first answer that holds counts."""
@@ -1508,7 +1547,7 @@ NEXT = {  # kind of a finding: what to do
     "no_gradient": "at that place, look for detach, .data, .item(), numpy, no_grad, or a kernel without a backward",
     "both_zero": "begin one of the two at random, as LoRA's A",
     "zero_gradient": "look for a mask, a backward that returns zeros, or float16 without a gradient scaler",
-    "cleared": "between backward and the optimizer's step, look for zero_grad, a clip to 0 or a new .grad",
+    "cleared": "between backward and step(), look for zero_grad, a clip to 0, a new .grad, or a phase that ends",
     "replaced": BUILD_AFTER,
     "stray": BUILD_AFTER,
     "no_optimizer": "give them to an optimizer, or freeze them with requires_grad_(False)",
@@ -1560,7 +1599,8 @@ def findings_on(facts, kind, text, group, *details, warning=False):
 def fate_findings(facts):
     """Return the findings that follow from a parameter's fate alone."""
     found = []
-    nothing_trains = not facts.of("trained", "waiting", "updated_elsewhere")
+    later = any(record.seen for record in facts.of("waiting"))
+    nothing_trains = not later and not facts.of("trained", "updated_elsewhere")
     for fate, text in FATES.items():
         group = facts.of(fate)
         details = []

@@ -122,6 +122,8 @@ class Comparison:
         """Tell whether both models draw random numbers, and the difference may be that they draw other ones."""
         if difference.step > 1 or not (self.drew(OLD) and self.drew(NEW)):
             return False
+        if self.judge.in_evaluation_mode({name: self.recorded[name].steps[0]["calls"][0] for name in (OLD, NEW)}):
+            return False
         unseen = "outputs" not in self.judge.worst
         return difference.kind == "outputs" or (unseen and difference.kind in ("loss", "gradients"))
 

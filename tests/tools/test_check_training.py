@@ -683,6 +683,28 @@ nn.init.zeros_(model[2].weight)
 optimizer = torch.optim.SGD(model.parameters(), lr=1e-5)
 train()
 """
+THAWED = """
+model.requires_grad_(False)
+for step in range(9):
+    critic = model(torch.randn(6, 4))
+    model.requires_grad_(True)
+    F.cross_entropy(model(torch.randn(6, 4)), torch.randint(2, (6,))).backward()
+    model.requires_grad_(False)
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+ATTACK = """
+for step in range(9):
+    x = torch.randn(6, 4).requires_grad_()
+    y = torch.randint(2, (6,))
+    F.cross_entropy(model(x), y).backward()
+    optimizer.zero_grad()
+    F.cross_entropy(model((x + 0.1 * x.grad.sign()).detach()), y).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+ALPHA = "alpha = torch.ones(1, requires_grad=True)\nlater = torch.optim.SGD([alpha], lr=0.1)\ntrain()"
+CRITIC = "critic = nn.Sequential(nn.Linear(2, 1))\nlater = torch.optim.SGD(critic.parameters(), lr=0.1)\ntrain()"
 SPEAKS = {  # script: its finding or warning, and words of the report; of a sound brother: None
     "packed": (PACKED.replace("KEYS", "k.detach()"), "lost_rows", "qkv.weight: 8 to 15"),
     "packed_sound": (PACKED.replace("KEYS", "k"), None, "sound"),
@@ -723,6 +745,15 @@ SPEAKS = {  # script: its finding or warning, and words of the report; of a soun
     "meta_tensors": (META, None, "sound"),
     "padding": (PADDED, None, "3 of 3 tensors as the output's"),
     "frozen_whole": (BYOL, None, "sound"),
+    "thawed": (THAWED, None, "4 tensors to train"),
+    "attack": (ATTACK, None, "script.py, 8 steps"),
+    "waiting": (ALPHA, "waiting", "parameter 0 of SGD"),
+    "waiting_module": (CRITIC, "waiting", "critic.0.weight, critic.0.bias"),
+    "waiting_in_a_function": (
+        "def main():\n    critic = nn.Linear(2, 2)\n    later = torch.optim.SGD(critic.parameters(), lr=0.1)\n"
+        "    train(forward=lambda x: critic(model(x)))\nmain()",
+        *("waiting", "2 of 6 tensors"),
+    ),
     "toggled": (TOGGLED, None, "not compared: 2 (frozen at the end)"),
     "copied": (COPIED, "replaced", "next: the optimizer was built before the model was copied, replaced or tied"),
     "teacher_forcing": (TEACHER_FORCING, "no_gradient", "cell.weight, cell.bias"),

@@ -406,6 +406,81 @@ def test_a_model_that_only_torch_func_calls_is_not_comparable(compare, write):
     assert status == 2 and "old: no module with parameters was called" in report["reason"], printed
 
 
+DRY = """
+import copy
+import sys
+import torch
+from torch import nn
+from torch.nn.utils import parametrizations
+
+WAYS = sys.argv[1:]
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = parametrizations.weight_norm(nn.Linear(6, 8))  # it runs to see if it can
+        self.first(torch.randn(2, 6))
+        self.norm = nn.BatchNorm1d(8)
+        self.last = nn.Linear(8, 3)
+        if "target" in WAYS:
+            self(torch.randn(2, 6))
+            self.target = copy.deepcopy(self.last).requires_grad_(False)
+
+    def forward(self, x):
+        x = self.norm(torch.tanh(self.first(x)))
+        if "noise" in WAYS:
+            x = x + 0.1 * torch.randn_like(x)
+        if "cut" in WAYS:
+            x = x.detach()
+        if "anew" in WAYS:
+            self.last = nn.Linear(8, 3)
+        return self.last(x)
+
+torch.manual_seed(0)
+teacher = nn.Linear(6, 3)
+if "teacher" in WAYS:
+    teacher(torch.randn(2, 6))
+model = Model()
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+if "adafactor" in WAYS:
+    optimizer = torch.optim.Adafactor(model.parameters())
+if "other" in WAYS:
+    optimizer = torch.optim.AdamW(nn.Linear(6, 3).parameters())
+if "evaluation" in WAYS:
+    model.eval()
+torch.manual_seed(1)
+for step in range(9):
+    x = torch.randn(5, 6)
+    wanted = teacher(x).detach()
+    optimizer.zero_grad()
+    (model(x) - wanted).square().mean().backward()
+    optimizer.step()
+"""
+DRY_RUNS = {  # ways of old, of new: verdict, words of the reason
+    ("x", "x"): (SAME, ""),
+    ("target", "target"): (SAME, ""),
+    ("teacher", "teacher"): (SAME, ""),
+    ("adafactor", "adafactor"): (SAME, ""),
+    ("target", "target cut"): ("not the same computation", "new lacks 5 of 7 gradients: first.bias"),
+    ("noise", "noise evaluation"): ("not the same computation", "norm.* in evaluation mode in new, and not in old"),
+    ("x", "other"): (
+        "not comparable",
+        "new: its AdamW holds no parameter of the model that ran first, a Model",
+    ),
+    ("x", "anew"): ("not comparable", "its model gets last.weight, last.bias after its first call: make all param"),
+}
+
+
+@pytest.mark.parametrize("ways", [*DRY_RUNS], ids=lambda ways: " - ".join(ways))
+@pytest.mark.slow
+def test_a_model_that_runs_before_it_is_whole_is_compared_as_a_whole(compare, write, ways):
+    script = write("dry", DRY)
+    verdict, words = DRY_RUNS[ways]
+    _, report, printed = compare(*([script, *side.split()] for side in ways), "--no-speed")
+    assert report["verdict"] == verdict and re.search(words, report["reason"] or ""), printed
+    assert verdict != SAME or report["rows"]["gradients"].startswith("7 gradients")
+
+
 MASTERS = """
 import sys
 import torch

@@ -168,7 +168,7 @@ def settings_of(group):
     for name in SETTINGS:
         value = group.get(name)
         if isinstance(value, (tuple, list)):
-            found[name] = [float(item) for item in value]
+            found[name] = [float(item) for item in value if item is not None]  # Adafactor's eps may hold a None
         elif value is not None:
             found[name] = float(value)
     return found
@@ -216,6 +216,7 @@ class Child:
         self.step = self.new_step()
         self.kinds = set()  # classes of the optimizers
         self.strays = set()  # parameters of the optimizers that are not the model's
+        self.foreign = set()  # classes of the optimizers that hold no parameter of the model
         self.steps_in_backward = False
         self.captured = False  # is the optimizer's step in a GPU graph?
         self.left = 0  # steps until the next answer
@@ -271,12 +272,28 @@ class Child:
                 return run(module, *args, **kwargs)
             if module not in self.tops:
                 self.tops[module] = check.top_of(module)
-            if self.model is None:
+            if self.model is None or self.was_dry_run(self.tops[module]):
+                self.calls = 0
+                self.step = self.new_step()
                 self.adopt(self.tops[module])
                 self.hold(module, args, kwargs)
             return self.recorded(run, module, args, kwargs)
         finally:
             self.running = False
+
+    def was_dry_run(self, top):
+        """Tell whether nothing trained yet, and the calls until now were of a model that was not whole, or of another.
+
+        top: the whole model of the call that begins.
+        """
+        if self.backwards or self.steps:
+            return False
+        if top is self.model:
+            return check.ids_of(top) != self.names.keys()
+        if self.model in set(top.modules()):
+            return True
+        held = check.ids_of(*check.existing(torch.optim.Optimizer))
+        return bool(held & check.ids_of(top)) and not held & self.names.keys()
 
     def adopt(self, model):
         """Take in the model: the names of its parameters and modules."""
@@ -292,6 +309,7 @@ class Child:
             self.sums = self.sums_of(self.params)
             self.buffers = self.buffers_now()
         call = {"data": [on_cpu(tensor) for tensor in data_of((args, kwargs))]}
+        call["evaluating"] = [name for part, name in self.modules.items() if not part.training]
         self.step["calls"].append(call)
         self.calls += 1
         if len(self.step["calls"]) == 1:
@@ -435,7 +453,11 @@ class Child:
             self.in_backward = False
         if self.phase == "recording" and not is_capturing():
             scale = self.scale()
-            given = {self.names[id(p)]: p.grad for p in self.model.parameters() if p.grad is not None}
+            with_grad = {name: param for name, param in self.model.named_parameters() if param.grad is not None}
+            late = [check.clean(name) for name, param in with_grad.items() if id(param) not in self.names]
+            if late:
+                self.end(f"its model gets {check.folded(late, 3)} after its first call: make all parameters before it")
+            given = {self.names[id(param)]: param.grad for param in with_grad.values()}
             self.step["given"] = {name: on_cpu(gradient) / scale for name, gradient in given.items()}
         self.backwards += 1
         self.give_up()
@@ -529,6 +551,8 @@ class Child:
             return
         self.steps_in_backward |= self.in_backward
         scale = getattr(optimizer, "grad_scale", None)  # a fused step that divides by the scaler's factor itself
+        if not any(self.name_of(param) for param in check.params_of(optimizer)):
+            self.foreign.add(type(optimizer).__name__)
         for group in optimizer.param_groups:
             for param in group["params"]:
                 name = self.name_of(param)
@@ -604,9 +628,15 @@ class Child:
         if self.steps > self.saved:
             self.finish_step()
         self.phase = "recorded"
-        models = {type(top).__name__ for top in self.tops.values() if top is not self.model}
+        held = check.ids_of(*check.existing(torch.optim.Optimizer))
+        models = {type(top).__name__ for top in self.tops.values() if self.trains(top, held)}
         facts = {"optimizers": sorted(self.kinds), "models": sorted(models), "strays": len(self.strays)}
         self.say("recorded", steps_in_backward=self.steps_in_backward, **facts)
+
+    def trains(self, top, held):
+        """Tell whether a model has parameters of its own that an optimizer holds or backward reached."""
+        own = [param for param in check.params_of(top) if id(param) not in self.names]
+        return any(id(param) in held or param.grad is not None for param in own)
 
     def wait(self):
         """Wait for the parent to ask for steps."""
@@ -635,6 +665,9 @@ class Child:
             return "its model runs in a compiled function only: compile the model itself, not what calls it"
         if self.model is None:
             return "no module with parameters was called with gradients"
+        if not self.steps and self.foreign:
+            first = type(self.model).__name__
+            return f"its {' and '.join(sorted(self.foreign))} holds no parameter of the model that ran first, a {first}"
         if not self.steps:
             passes = f"in {self.backwards} backward passes"
             return f"no torch.optim optimizer stepped {passes}: updates by hand can't be compared"

@@ -232,12 +232,27 @@ class Judge:
             return None
         worst = max(found, key=lambda item: item.error)
         module, place = self.first_module(calls)
+        for side, other, names in self.in_evaluation_mode(calls):
+            place += f"; {folded(names)} in evaluation mode in {side}, and not in {other}"
         drew = [calls[name].get("drew") for name in ("old", "new")]
         if drew == [True, False]:
             place += "; old draws random numbers in its model and new does not: is dropout off?"
         if drew == [False, True]:
             place += "; new draws random numbers in its model and old does not"
         return Difference("outputs", f"{when}the outputs are off by {worst.error:.2g}{place}", module)
+
+    def in_evaluation_mode(self, calls):
+        """Return [(side, other side, names)] of the modules that are in evaluation mode on one side only."""
+        asleep = {
+            "old": {name for name in self.modules if name in calls["old"].get("evaluating", ())},
+            "new": {name for name, other in self.modules.items() if other in calls["new"].get("evaluating", ())},
+        }
+        found = []
+        for side, other in (("new", "old"), ("old", "new")):
+            names = sorted(name or "the model" for name in asleep[side] - asleep[other])
+            if names:
+                found.append((side, other, names))
+        return found
 
     def allow_for_batch_norm(self, call):
         """Let outputs differ by the rounding of sums once a call had a batch norm: it sums over the whole batch."""

@@ -66,6 +66,7 @@ class Session:
         self.together = True  # do the processes fit into memory beside each other?
         self.start_s = 0.0  # seconds that a start took
         self.held = {}
+        self.dry_runs = {OLD: 0, NEW: 0}  # times that a script's model was held before it was whole
         self.path = {}  # number of a step -> old's weights before it
         self.pairs = []
 
@@ -102,13 +103,31 @@ class Session:
         return found
 
     def hold(self, name, run):
-        """Wait for the first call of a script's model, and give it old's weights."""
-        message = run.answer(MODEL_S)
+        """Wait for the first call of a script's whole model, and give it old's weights."""
+        for _ in range(self.dry_runs[NEW if name == NEW else OLD]):
+            run.answer(MODEL_S)
+            run.ask(do="record")
+        self.take_in(name, run, run.answer(MODEL_S))
+
+    def take_in(self, name, run, message):
+        """Keep what a script told about its model, and give it old's weights."""
         content = read_tensors(message["file"])
         self.held[name] = Held(content["weights"], content["data"], message["tied"], message["precision"])
         if name == NEW and not self.pairs:
             self.pair()
         self.load(name, run)
+
+    def take_in_again(self, name, run, message):
+        """Take in a model that has grown since it was held; return the Verdict if its names still don't fit."""
+        if name in self.dry_runs:
+            self.dry_runs[name] += 1
+        if name == NEW:
+            self.pairs = []
+        try:
+            self.take_in(name, run, message)
+        except Verdict as error:
+            return error
+        return None
 
     def pair(self):
         """Pair the names of the two models; raise a Verdict where they do not fit."""
@@ -150,8 +169,15 @@ class Session:
 
         def collect(name, run):
             found = []
+            unpaired = None
             while True:
                 message = run.answer(STEP_S)
+                if message["at"] == "model":  # what was held before was only a part of it
+                    unpaired = self.take_in_again(name, run, message)
+                    run.ask(do="record")
+                    continue
+                if unpaired:
+                    raise unpaired
                 if message["at"] == "recorded":
                     return Recorded(found, message)
                 if message["at"] == "held":
