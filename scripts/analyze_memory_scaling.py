@@ -10,6 +10,7 @@ scripts.
 
 import contextlib
 import functools
+import os
 import sys
 
 from common.command_line import Failure, Parser, add_time_limit, listed, numbers, on_cpu, progress, with_sizes
@@ -19,6 +20,8 @@ from common.versions import SCRIPTS, load_version
 
 QUADRATIC = 0.25  # fraction of the growth from which on it counts as quadratic
 GREW = 1.05  # memory that grew less is called neither: a process's memory varies
+# Freed blocks of this many bytes leave the process: glibc would keep some in its heap, and how many is chance.
+RETURN_FREED = {"MALLOC_MMAP_THRESHOLD_": str(2**16)}
 
 
 def growth(lengths, peaks):
@@ -48,7 +51,9 @@ def measure(versions, lengths, argv, limit):
         for done, version in enumerate(versions, place * len(versions)):
             left = limit.left(len(versions) * len(lengths) - done)
             progress(f"{place + 1} of {len(lengths)}: {length} tokens, version {version}, {left} ...")
-            run, found = functools.partial(train, SCRIPTS[version], [*argv, "--seq-len", str(length)]), None
+            options = [*argv, "--seq-len", str(length)]
+            run = functools.partial(train, SCRIPTS[version], options, environment=RETURN_FREED | os.environ)
+            found = None
             with contextlib.suppress(OutOfMemory):
                 found = limit.timed(run)["summary"]["peak_memory_mb"]
             peaks.setdefault(length, []).append(found)

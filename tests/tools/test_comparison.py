@@ -307,7 +307,8 @@ def test_growth_by_hand():
 
 
 def test_memory_of_versions_by_hand(monkeypatch, capsys):
-    def run(script, argv):
+    def run(script, argv, environment):
+        assert environment == os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536"}  # freed tensors leave the process
         length, version = int(argv[-1]), int(script.stem[-1])
         if version == 1 and length == 512:
             raise OutOfMemory(1, "out of memory")
@@ -326,7 +327,7 @@ def test_a_length_is_begun_if_there_is_time_for_all_versions(monkeypatch, capsys
     now = [0.0]
     monkeypatch.setattr(runs.time, "monotonic", lambda: now[0])
 
-    def run(script, argv):
+    def run(script, argv, environment):
         now[0] += 10
         return {"summary": {"peak_memory_mb": 100.0}}
 
