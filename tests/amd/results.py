@@ -146,7 +146,8 @@ conversions, and PyTorch multiplies in float32.
 
 {operations}
 
-One case is wrong, because gfx90a's matrix units flush denormal float16 numbers to zero.
+One case is wrong, because gfx90a's matrix units flush denormal float16 numbers to zero. That cell shows another tensor
+than the rest of its row, one with a smaller limit.
 
 ## Attention with each tile
 These {attention} runs cover each tile that version 3 may choose, on each target, in each precision and for each head
