@@ -554,6 +554,8 @@ class Outside(TorchDispatchMode):
 )
 def test_trials_of_options_and_steps_share_one_stream(version, argv):
     """A graph is 5 % slower on a GPU where another stream has been used, if only to try an attention."""
+    if version == "peer":
+        pytest.importorskip("transformers")
     script = peer_script() if version == "peer" else load_version(version)
     outside = Outside(script)
     with outside.patch, outside:
