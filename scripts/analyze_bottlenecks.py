@@ -20,7 +20,7 @@ import sys
 from common import report as pages
 from common.command_line import Parser
 from common.gemms import gemm_results, gemm_table, no_gemms
-from common.idle import EXPOSED, IDLE_BOUND, idle_results, idle_tables
+from common.idle import EXPOSED, exposed, hardly_waits, idle_results, idle_tables
 from common.profiles import INTERPRETED
 from common.roofline import OVER_A_LINK, add_trace_options, analyzed_trace, ceilings_line
 from common.tables import columns, emit, rounded, text_table, write_csv
@@ -120,19 +120,14 @@ def evidence(rows):
 
 def waiting(idle):
     """Return the sentence about idle time, which no shorter kernel saves, if it's a large part of the steps."""
-    if not idle or idle["launch_bound"] is None or idle["idle_share"] <= IDLE_BOUND:
-        return []
-    if idle["warm_up"] and idle["warm_up"]["idle_share_later"] <= IDLE_BOUND:
+    if not idle or idle["launch_bound"] is None or hardly_waits(idle):
         return []
     row = idle["per_step"][-1]
-    share = f"{row['idle_percent']:.0f} %"
-    for what in ("copies", "communication"):
-        exposed = row[f"exposed_{what}_ms"]
-        if exposed > row["idle_ms"]:
-            verb = "take" if what == "copies" else "takes"
-            larger = f"Exposed {what} {verb} {100 * exposed / row['whole_ms']:.0f} % of the time"
-            return [f"{larger}, and the GPU waits {share}. Shorter kernels don't change that, so begin there."]
-    return [f"The GPU waits {share} of the time. Shorter kernels don't change that, so begin there."]
+    waits = f"GPU waits {row['idle_percent']:.0f} %"
+    found = f"The {waits} of the time"
+    if larger := exposed(row, row["idle_ms"]):
+        found = f"{larger.capitalize()} of the time, and the {waits}"
+    return [f"{found}. Shorter kernels don't change that, so begin there."]
 
 
 def write_report(content, path):

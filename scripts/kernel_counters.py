@@ -6,6 +6,7 @@ example: python kernel_counters.py counters/counter_20260101_120000 --csv counte
 In a folder it looks for these profilers' files. Each value is the mean over a kernel's launches.
 """
 
+import functools
 import pathlib
 import re
 import sys
@@ -108,6 +109,7 @@ def value_of(text):
 PREFIXES = {"n": 1e-9, "u": 1e-6, "m": 1e-3, "": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 
 
+@functools.cache
 def scale_of(unit):
     """Return how much one of a unit is without the prefixes, and the unit without them: ncu chooses one per value."""
     scale = 1.0
@@ -118,6 +120,11 @@ def scale_of(unit):
             scale *= PREFIXES[found[1]] ** (-1 if i else 1)
         bases.append(found[2] if found else part)
     return scale, "/".join(bases)
+
+
+def converted(value, unit, shown):
+    """Return a value, None included, in the unit that is shown."""
+    return value if value is None or unit == shown else value * scale_of(unit)[0] / scale_of(shown)[0]
 
 
 def read_counters(path, gpu=None):
@@ -142,11 +149,8 @@ def read_counters(path, gpu=None):
         sources = max(sources, list(labels.values()), key=len)
         for place, kernel, counter, unit, value in found:
             if gpu in (None, labels[place]) and pass_of.setdefault(counter, this) == this:
-                scale, base = scale_of(unit)
-                shown = units.setdefault((counter, base), unit)
-                if value is not None and shown != unit:
-                    value *= scale / scale_of(shown)[0]
-                parts.setdefault((kernel, counter, shown), []).append(value)
+                shown = units.setdefault((counter, scale_of(unit)[1]), unit)
+                parts.setdefault((kernel, counter, shown), []).append(converted(value, unit, shown))
     if sources and gpu not in (None, *sources):
         raise Failure(2, f"{path} has no GPU or process {gpu}: it has {', '.join(sources)}")
     if not parts:

@@ -284,13 +284,6 @@ def idle_results(profile):
     if not profile.spans:
         long = sorted((gap["gap_us"] for gap in gaps if gap["gap_us"] > PAUSE_US), reverse=True)
         unsure = sum(long[: profile.steps - 1] if profile.steps else long)
-    reasons = []
-    for reason in REASONS:
-        some = [gap["gap_us"] for gap in gaps if gap["reason"] == reason]
-        if some:
-            row = {"reason": reason, "gaps": len(some), "ms": sum(some) / 1e3}
-            reasons.append(row | {"percent": 100 * sum(some) / idle})
-    reasons.sort(key=lambda row: -row["ms"])
     found = {
         "launches": len(calls),
         "steps": profile.steps,
@@ -306,17 +299,17 @@ def idle_results(profile):
         "steps_marked": bool(profile.spans),
         "gaps": len(gaps),
         "per_step": rows,
-        "reasons": reasons,
+        "reasons": reason_rows(gaps),
+        "warm_up": warm_up(rows),
         "warnings": list(profile.warnings),
         "remarks": [remark for remark in profile.remarks if remark not in profile.warnings],
     }
     if gaps and not found["host_known"]:
         found["remarks"].append(f"We can't tell why the GPU idled: {NO_HOST}.")
-    found["warm_up"] = warm_up(rows)
-    if found["warm_up"]:
-        held = f"it holds {found['warm_up']['held_percent']:.0f} % of the idle time"
-        later = f"Without it the GPU waits {100 * found['warm_up']['idle_share_later']:.1f} % of the time."
-        found["remarks"].append(f"Step {found['warm_up']['step']} looks like a warm-up: {held}. {later}")
+    if first := found["warm_up"]:
+        held = f"it holds {first['held_percent']:.0f} % of the idle time"
+        later = f"Without it the GPU waits {100 * first['idle_share_later']:.1f} % of the time."
+        found["remarks"].append(f"Step {first['step']} looks like a warm-up: {held}. {later}")
     if blind:
         found["warnings"].append("Kernels start before their launches: the clocks of host and GPU differ here.")
     copies_alone = all(call.kind == "copy" for call in calls)
@@ -324,6 +317,18 @@ def idle_results(profile):
     gaps.sort(key=lambda gap: gap["gap_us"], reverse=True)
     found["largest_gaps"] = [named(gap, host) for gap in gaps[:GAPS_SHOWN]]
     return found
+
+
+def reason_rows(gaps):
+    """Return a row per reason why the GPU idled, the longest time first."""
+    idle = sum(gap["gap_us"] for gap in gaps)
+    rows = []
+    for reason in REASONS:
+        some = [gap["gap_us"] for gap in gaps if gap["reason"] == reason]
+        if some:
+            row = {"reason": reason, "gaps": len(some), "ms": sum(some) / 1e3}
+            rows.append(row | {"percent": 100 * sum(some) / idle})
+    return sorted(rows, key=lambda row: -row["ms"])
 
 
 def warm_up(rows):
@@ -343,6 +348,12 @@ def warm_up(rows):
     return {"step": first["step"], "held_percent": held, "idle_share_later": later}
 
 
+def hardly_waits(found):
+    """Say whether the GPU waits for a small part of the time, of all steps or of those after a warm-up."""
+    first = found["warm_up"]
+    return found["idle_share"] <= IDLE_BOUND or bool(first and first["idle_share_later"] <= IDLE_BOUND)
+
+
 def named(gap, host):
     """Return the row of a gap for tables and JSON."""
     row = {"gap_us": gap["gap_us"], "after": gap["after"].name, "before": gap["before"].name}
@@ -359,7 +370,7 @@ def verdict(found):
         return None, "no verdict: between its steps the GPU waits longer than inside them, maybe for data"
     if found["idle_share"] <= IDLE_BOUND:
         return False, f"not launch-bound: {share}{instead(found['per_step'][-1])}"
-    if found["warm_up"] and found["warm_up"]["idle_share_later"] <= IDLE_BOUND:
+    if hardly_waits(found):
         later = f"the GPU waits {100 * found['warm_up']['idle_share_later']:.1f} % of the time after its warm-up"
         return False, f"not launch-bound: {later} (bound: {100 * IDLE_BOUND:.0f} %)"
     if found["unsure_us"] > counted:
@@ -380,13 +391,19 @@ def verdict(found):
     return False, f"not launch-bound, but idle: {share}, mostly for {found['reasons'][0]['reason']}"
 
 
-def instead(row):
-    """Return what fills most of the time of a step that the GPU hardly waits in, if it isn't computing."""
+def exposed(row, over_ms):
+    """Return how much of a step copies or communication take that nothing hides, in words, if it's over over_ms."""
     for what in ("copies take", "communication takes"):
-        exposed = row[f"exposed_{what.split()[0]}_ms"]
-        if exposed > row["whole_ms"] / 2:
-            return f", but exposed {what} {100 * exposed / row['whole_ms']:.0f} %"
-    return ""
+        ms = row[f"exposed_{what.split()[0]}_ms"]
+        if ms > over_ms:
+            return f"exposed {what} {100 * ms / row['whole_ms']:.0f} %"
+    return None
+
+
+def instead(row):
+    """Return the end of a verdict: what fills most of the time, if it's neither kernels that compute nor waiting."""
+    words = exposed(row, row["whole_ms"] / 2)
+    return f", but {words}" if words else ""
 
 
 # ---------------------------------------------------------------- text

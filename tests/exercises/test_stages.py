@@ -31,8 +31,8 @@ FAULTS = {
 }
 
 # A copy of a stage finds what the original finds beside it.
-PATHS = filter(None, [str(FOLDER), os.environ.get("PYTHONPATH")])
-CHECKED = stage_tools.CHECK_ENVIRONMENT | {"PYTHONPATH": os.pathsep.join(PATHS)}
+PATH = os.pathsep.join(filter(None, [str(FOLDER), os.environ.get("PYTHONPATH")]))
+CHECKED = stage_tools.CHECK_ENVIRONMENT | {"PYTHONPATH": PATH}
 
 COPIES = "    trainer.tokens.copy_(tokens)\n    trainer.labels.copy_(labels)\n"
 START = "    trainer.synchronize()\n    start = time.perf_counter()\n"

@@ -1489,7 +1489,7 @@ TABLES_TO_READ = {
 
 @pytest.mark.parametrize("name", TABLES_TO_READ)
 def test_a_table_to_read_is_not_called_damaged(name, tmp_path, capsys):
-    """What nsys stats, ncu and rocprof-compute print unless they are asked for CSV."""
+    """Unless they are asked for CSV, nsys stats, ncu and rocprof-compute print such tables."""
     (tmp_path / "table.txt").write_text(TABLES_TO_READ[name])
     for main in (kernel_times.main, kernel_counters.main):
         words = "is a table to read, not CSV: write it with nsys stats --format csv or ncu --csv"

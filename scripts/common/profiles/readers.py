@@ -159,9 +159,8 @@ HOST_CALLS = re.compile(  # rows of ROCm's tables of API functions, and of its t
     r"MEMORY_(COPY|ALLOCATION)|SCRATCH_MEMORY"
 )
 COUNTERS = re.compile(r"(SQ|TCC|TCP|TA|TD|SPI|GRBM)_")  # of AMD's GPUs, as columns
-NO_COUNTERS = re.compile(
-    r"DispatchNs|start|end|CompleteNs|DurationNs|Kernel_ID(_\d+)?"
-)  # rocprof-compute: one per pass
+# The last is rocprof-compute's, one per pass.
+NO_COUNTERS = re.compile(r"DispatchNs|start|end|CompleteNs|DurationNs|Kernel_ID(_\d+)?")
 A_ROW_PER_LAUNCH = "give a kernel_trace file, or nsys stats --report cuda_gpu_trace --format csv"
 BARRIER = "<barrier packet>"  # in the old rocprof's tables: a queue waits at it, and no kernel runs
 ONE_BY_ONE = "Counters were read in this run, so its kernels ran one by one, and the gaps between them mean nothing."
