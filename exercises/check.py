@@ -27,7 +27,7 @@ sys.path.insert(0, str(HERE.parent / "scripts"))
 
 from answers import exercises, folder_of, grade, hints, is_started, relative, solution_of
 from common.command_line import Failure, Parser, run_tool
-from common.occupancy import TARGETS
+from common.formulas.occupancy import TARGETS
 from sessions import SESSIONS, kernels
 
 AMD_TARGETS = [name for name, target in TARGETS.items() if target.backend == "hip"]
@@ -122,7 +122,7 @@ def check_on(folder, target):
     number, path = folder.name[:2], folder / "exercise.py"
     if not is_started(path.read_text(encoding="utf-8", errors="replace")):
         raise Failure(1, f"{number} is not started: {relative(path)}")
-    print(f"{number} as the instructions of {target}, which scripts/common/amd/README.md explains:", flush=True)
+    print(f"{number} as the instructions of {target}, which scripts/amd/README.md explains:", flush=True)
     verdict = grade([(folder, path)], EXECUTION_TIMEOUT, target)[0]
     if verdict["passed"]:
         print(f"{number} is right on {target}'s instructions: {verdict['sentence']}")

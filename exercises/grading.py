@@ -5,7 +5,7 @@
 
 PIPE is the number of an open pipe: when its other end closes, this process and what it started end.
 The task.py of an exercise says what is required. An answer has a function run() that launches kernels on given outputs.
-Inputs and outputs lie between guard bands, see common/guarded_memory.py.
+Inputs and outputs lie between guard bands, see common/measuring/guarded_memory.py.
 """
 
 import ast
@@ -34,7 +34,7 @@ import torch
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # Triton reads it on import
 from answers import TARGET_VARIABLE
-from common.guarded_memory import GuardedMemory, between_bands, bits, launches
+from common.measuring.guarded_memory import GuardedMemory, between_bands, bits, launches
 from common.versions import relative_error
 from judge import Judge, Wrong, check_bands, check_inputs
 from speed import DeviceTimer, Speed, measure, recorded_speed
@@ -45,7 +45,7 @@ TARGET = os.environ.get(TARGET_VARIABLE)  # an AMD GPU whose instructions are ex
 DEVICE = torch.device("cpu" if INTERPRETED or TARGET else "cuda")
 DTYPES = [torch.float32, torch.float16] + [torch.bfloat16] * (not INTERPRETED)
 if TARGET:
-    from common.amd.launch import executed
+    from amd.launch import executed
 
 __all__ = ["Mistake", "Speed", "Task", "Wrong", "random", "relative_error"]  # used by the tasks
 

@@ -4,8 +4,8 @@ import math
 
 import torch
 
-from common.accuracy import allowed
-from common.guarded_memory import bits, never_written, stray_store
+from common.measuring.accuracy import allowed
+from common.measuring.guarded_memory import bits, never_written, stray_store
 from common.versions import relative_error
 
 FACTORS = {2: "2", 0.5: "1/2", -1: "-1", math.log2(math.e): "log2(e)", math.log(2): "ln(2)"}

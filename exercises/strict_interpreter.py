@@ -7,7 +7,7 @@ from unittest import mock
 import numpy as np
 from triton.runtime.interpreter import InterpreterBuilder, ReduceOps, TensorHandle
 
-from common.guarded_memory import BAND, bits, launches
+from common.measuring.guarded_memory import BAND, bits, launches
 
 FLOATS = {"fp16": np.float16, "fp32": np.float32, "fp64": np.float64}  # Triton's names
 LANES = 1 << 20  # more than the elements of a tile

@@ -7,7 +7,7 @@ import os
 import re
 from unittest import mock
 
-from common.occupancy import TARGETS
+from common.formulas.occupancy import TARGETS
 from common.versions import load_version
 
 TARGET = "gfx942"

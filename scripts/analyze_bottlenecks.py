@@ -19,10 +19,12 @@ import sys
 
 from common import report as pages
 from common.command_line import Parser
-from common.gemms import gemm_results, gemm_table, no_gemms
-from common.idle import EXPOSED, exposed, hardly_waits, idle_results, idle_tables
+from common.measuring.ceilings import ceilings_line
 from common.profiles import INTERPRETED
-from common.roofline import OVER_A_LINK, add_trace_options, analyzed_trace, ceilings_line
+from common.profiles.gemms import gemm_results, gemm_table, no_gemms
+from common.profiles.idle import EXPOSED, exposed, hardly_waits, idle_results, idle_tables
+from common.profiles.operators import OVER_A_LINK
+from common.profiles.roofline import add_trace_options, analyzed_trace
 from common.tables import columns, emit, rounded, text_table, write_csv
 
 TOP = 25  # operators in the report

@@ -15,10 +15,10 @@ import pathlib
 import re
 import sys
 
-from common.collectives import COLUMNS as COLLECTIVE_COLUMNS
-from common.collectives import MEANING, collective_rows
 from common.command_line import Failure, Parser, add_gpu, add_steps
 from common.profiles import read_ranks, steps_needed, traces_in, unlike, whole_traces
+from common.profiles.collectives import COLUMNS as COLLECTIVE_COLUMNS
+from common.profiles.collectives import MEANING, collective_rows
 from common.tables import columns, emit, text_table
 
 COLUMNS = (

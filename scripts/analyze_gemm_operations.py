@@ -19,11 +19,12 @@ import platform
 import re
 import sys
 
-from common import counts
 from common.command_line import Failure, Parser, add_gpu, numbers, progress
-from common.gemms import gemm_results, gemm_table, no_gemms
-from common.profiles import check_one_gpu, errors_of, read_profile
-from common.roofline import bound, ceilings_line, measure_ceilings, peak, precision_here, shortest_s
+from common.files import errors_of
+from common.formulas import counts
+from common.measuring.ceilings import bound, ceilings_line, measure_ceilings, peak, precision_here, shortest_s
+from common.profiles import check_one_gpu, read_profile
+from common.profiles.gemms import gemm_results, gemm_table, no_gemms
 from common.tables import columns, emit, text_table
 from common.versions import load_version
 

@@ -11,8 +11,8 @@ the CPU's calls too, as PyTorch's traces do, the tool says why the GPU idled and
 import sys
 
 from common.command_line import Parser, add_gpu, add_steps
-from common.idle import idle_results, idle_text
 from common.profiles import gpu_profile
+from common.profiles.idle import idle_results, idle_text
 from common.tables import emit
 
 

@@ -14,7 +14,7 @@ import os
 import sys
 
 from common.command_line import Failure, Parser, add_time_limit, listed, numbers, on_cpu, progress, with_sizes
-from common.runs import OutOfMemory, TimeLimit, train
+from common.measuring.runs import OutOfMemory, TimeLimit, train
 from common.tables import emit, known, text_table
 from common.versions import SCRIPTS, load_version
 

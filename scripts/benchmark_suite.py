@@ -33,7 +33,6 @@ import threading
 
 import torch
 
-from common.accuracy import errors_of
 from common.command_line import (
     PRECISIONS,
     PRESETS,
@@ -46,9 +45,10 @@ from common.command_line import (
     progress,
     run_tool,
 )
-from common.machine import SAME_RUN, describe, hash_of
-from common.runs import TimeLimit, last_words, run_process, train
-from common.suite_results import (
+from common.machine.description import SAME_RUN, describe, hash_of
+from common.measuring.accuracy import errors_of
+from common.measuring.runs import TimeLimit, last_words, run_process, train
+from common.measuring.suite_results import (
     SCRIPT_OF,
     Case,
     configurations,

@@ -8,7 +8,7 @@
 # Exit status: 0; 1 if a line failed or was measured only in part; 2 for a bad option; 130 after Ctrl-C, with the table so far.
 [ "${BASH##*/}" = bash ] || exec bash "$0" "$@" # called as sh check_room.sh
 set -uo pipefail
-source "$(dirname -- "${BASH_SOURCE[0]}")/common/environment.sh"
+source "$(dirname -- "${BASH_SOURCE[0]}")/common/machine/environment.sh"
 
 stop() { # SENTENCE: end because of a bad option
     say "check_room.sh: $1"
@@ -66,7 +66,7 @@ check_graph() { # the same steps from a replayed graph and without one
     local script=(version4_pytorch_sdpa/tiny_llama_v4.py --preset tiny --num-steps 5)
     "$PYTHON" "${script[@]}" --graph --metrics-file "$logs/graph.json" &&
         "$PYTHON" "${script[@]}" --no-graph --metrics-file "$logs/eager.json" &&
-        "$PYTHON" scripts/common/room.py graph "$logs/graph.json" "$logs/eager.json"
+        "$PYTHON" scripts/common/machine/room.py graph "$logs/graph.json" "$logs/eager.json"
 }
 export -f check_graph
 export PYTHON logs
@@ -77,7 +77,7 @@ for precision in bfloat16 tf32; do
     if [ "$gpu" = none ]; then
         leave_out "GEMM in $precision" "skipped: needs a GPU"
     else
-        part "GEMM in $precision" "$PYTHON" scripts/common/gemm_probe.py "$precision"
+        part "GEMM in $precision" "$PYTHON" scripts/common/machine/gemm_probe.py "$precision"
     fi
 done
 for script in version[1-4]_*/tiny_llama_v[1-4].py; do
@@ -102,10 +102,10 @@ done
 part "exercises" "$PYTHON" exercises/check.py verify --solutions
 
 {
-    "$PYTHON" scripts/common/room.py facts
+    "$PYTHON" scripts/common/machine/room.py facts
     echo "took        $((SECONDS / 60)) min $((SECONDS % 60)) s$([ -z "$quick" ] || echo ", quick")"
     echo
-    printf '%s\n' "part|outcome|seconds|last line" "${rows[@]}" | "$PYTHON" scripts/common/room.py table
+    printf '%s\n' "part|outcome|seconds|last line" "${rows[@]}" | "$PYTHON" scripts/common/machine/room.py table
 } >"$logs/table.txt" 2>&1
 cat "$logs/table.txt"
 {
@@ -118,7 +118,7 @@ cat "$logs/table.txt"
     for log in "$logs"/get_*.txt; do
         echo && echo "=== what $(basename "$log" .txt) ran" && grep -E ' uses |rocprof|omni|nsys|ncu' "$log" | head -n 8
     done
-} | "$PYTHON" scripts/common/room.py scrub "$ROOT" >"$output"
+} | "$PYTHON" scripts/common/machine/room.py scrub "$ROOT" >"$output"
 echo && echo "$output holds this and what failed: send it to us in an issue. The logs are in $logs."
 [ -z "$interrupted" ] || exit 130
 exit "$failed"

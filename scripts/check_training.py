@@ -2070,7 +2070,7 @@ class Peak:
     source: str
 
 
-# ---- GPUs: the same lines in scripts/common/gpus.py and scripts/check_training.py, which is one file by itself
+# ---- GPUs: the same lines in common/formulas/gpus.py and check_training.py, which is one file by itself
 @dataclasses.dataclass(frozen=True)
 class Gpu:
     """Hold a board's dense peaks in TFLOP/s by precision, its bandwidth in TB/s, last-level cache in MB, and source.

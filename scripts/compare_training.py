@@ -26,11 +26,12 @@ import re
 import sys
 
 from check_training import BadInput, script_of
-from common.before_after.judge import Judge
-from common.before_after.names import Pair
-from common.before_after.report import as_markdown, as_text, row_of, speed_rows, weights_row
-from common.before_after.runs import Short
-from common.before_after.session import (
+from common.command_line import Failure, Parser, positive, progress
+from common.own_script.judge import Judge
+from common.own_script.names import Pair
+from common.own_script.report import as_markdown, as_text, row_of, speed_rows, weights_row
+from common.own_script.runs import Short
+from common.own_script.session import (
     CONTROL,
     FURTHER,
     NEW,
@@ -42,8 +43,7 @@ from common.before_after.session import (
     Session,
     Verdict,
 )
-from common.before_after.speed import TIMED, Rounds
-from common.command_line import Failure, Parser, positive, progress
+from common.own_script.speed import TIMED, Rounds
 from common.ratios import counted
 from common.tables import emit, write_whole
 

@@ -20,11 +20,12 @@ import sys
 import numpy as np
 
 from common import report
-from common.accuracy import Reference, outcome, verdict
 from common.command_line import Failure, Parser, load_script, positive, progress, result_folder, script_path, with_sizes
-from common.profiles import GROUPS, INTERPRETED, PHASES, groups_per_step, read_profile
+from common.measuring.accuracy import Reference, outcome, verdict
+from common.measuring.runs import TimeLimit, run_in_rounds, train
+from common.profiles import INTERPRETED, groups_per_step, read_profile
 from common.ratios import ROUNDS_NEEDED, counted, furthest, gain, median, noise_line, ratios
-from common.runs import TimeLimit, run_in_rounds, train
+from common.step_parts import GROUPS, PHASES
 from common.tables import emit, rounded, text_table
 from common.versions import SCRIPTS
 

@@ -18,9 +18,9 @@ import sys
 import tempfile
 
 from common.command_line import Failure, Parser, add_time_limit, listed, positive, with_sizes
+from common.measuring.runs import TimeLimit, run_in_rounds, train
 from common.profiles import read_profile, steps_needed
 from common.ratios import furthest, gain, noise_line, noisiest, noisiest_line, ratios
-from common.runs import TimeLimit, run_in_rounds, train
 from common.tables import columns, emit, rounded, text_table
 from common.versions import SCRIPTS, load_version
 

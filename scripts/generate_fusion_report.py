@@ -14,15 +14,8 @@ import sys
 
 from common import report
 from common.command_line import Failure, Parser, progress, result_folder, with_sizes
-from common.profiles import (
-    INTERPRETED,
-    errors_of,
-    group_cells,
-    groups_per_step,
-    newest_alike,
-    read_object,
-    read_pair,
-)
+from common.files import errors_of, read_object
+from common.profiles import INTERPRETED, group_cells, groups_per_step, newest_alike, read_pair
 from common.tables import emit, rounded
 from common.versions import REPOSITORY
 

@@ -16,7 +16,7 @@ shared      memory that one program requests, LDS on AMD; tensor memory of Black
 occupancy   waves (warps) per SIMD (quarter of an SM) and their maximum, and what limits them
 matrix      matrix instructions in the code: MFMA or WMMA on AMD, mma.sync, wgmma or tcgen05 on NVIDIA
 
---execute runs the same kernels in our interpreter of AMD's instructions (scripts/common/amd/README.md), on a short
+--execute runs the same kernels in our interpreter of AMD's instructions (scripts/amd/README.md), on a short
 sequence. For each kernel it prints the relative error compared with Triton's interpreter, the instructions that its
 waves executed, by kind, and the bytes they loaded and stored. With --kernel only those kernels run, on inputs that
 Triton's interpreter computed. It takes up to a minute per precision.
@@ -44,9 +44,9 @@ from types import SimpleNamespace
 from unittest import mock
 
 from common import command_line
-from common.accuracy import LAST_PLACE
 from common.command_line import PRESETS, Failure, Parser, on_cpu, positive, progress
-from common.occupancy import KB, TARGETS, TENSOR_MEMORY, occupancy
+from common.formulas.occupancy import KB, TARGETS, TENSOR_MEMORY, occupancy
+from common.measuring.accuracy import LAST_PLACE
 from common.tables import emit, text_table
 from common.versions import SCRIPTS, load_version
 
@@ -338,14 +338,14 @@ def prepare_interpreter():
 
 
 def interpret(target, label, argv):
-    from common.amd.compare import interpret_step
+    from amd.compare import interpret_step
 
     return interpret_step(target, argv, f"Triton's interpreter, {label}")
 
 
 def execute(target, label, argv, interpreted, part):
     """Return the launches of a step that were executed; "described": the row of what each compiles to."""
-    from common.amd.compare import execute_step
+    from amd.compare import execute_step
 
     def row(kernel, args, given, compilation):
         constants, _ = describe(kernel, args, given)
@@ -359,7 +359,7 @@ def execution(target, label, argv, part=""):
 
     Only launches of kernels with `part` in their name are executed.
     """
-    from common.amd.assembly import Fault
+    from amd.assembly import Fault
 
     interpreted = in_process(prepare_interpreter, interpret, target, label, argv)
     try:

@@ -12,22 +12,19 @@ import re
 import sys
 
 from common.command_line import Failure, Parser, add_gpu, positive
+from common.files import EMPTY, content_of, errors_of, number
 from common.profiles import (
-    EMPTY,
     GPU_COLUMNS,
     PROCESS_COLUMNS,
     SQLITE,
     check_one_result,
     clean,
     columns_of,
-    content_of,
     count_of,
     database,
-    errors_of,
     group_of,
     labels_of,
     matching,
-    number,
     old_counters,
     read_table,
     short,

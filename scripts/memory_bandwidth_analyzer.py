@@ -4,17 +4,19 @@
 example: python memory_bandwidth_analyzer.py --profile-data ./complete_rocm_analysis --generate-roofline-plot
 
 The bytes follow from the shapes in a PyTorch trace: every input is read once, and the output is written. For version
-3's kernels and flex attention they follow from the formulas in common/counts.py. If an operator is faster than a copy,
-its data were in a cache, or the ceilings are another device's.
+3's kernels and flex attention they follow from the formulas in common/formulas/counts.py. If an operator is faster
+than a copy, its data were in a cache, or the ceilings are another device's.
 """
 
 import sys
 import textwrap
 
 from common.command_line import Failure, Parser, progress
-from common.gemms import WITH_SHAPES
+from common.measuring.ceilings import bound, ceilings_line
+from common.measuring.roofline_picture import LEAST_SHOWN, draw_roofline
 from common.profiles import INTERPRETED, short
-from common.roofline import LEAST_SHOWN, add_trace_options, analyzed_trace, bound, ceilings_line, draw_roofline
+from common.profiles.gemms import WITH_SHAPES
+from common.profiles.roofline import add_trace_options, analyzed_trace
 from common.tables import columns, emit, text_table
 
 TOP = 20  # operators to print

@@ -3,15 +3,16 @@
 
     python scripts/model_counts.py --preset small --version 3 --precision bfloat16
 
-The formulas are in common/counts.py, which also explains what each quantity counts. Options that aren't listed here go
-to the training script. Version 4 has no counts: the compiler decides what it launches, so no formula can tell.
+The formulas are in common/formulas/counts.py, which also explains what each quantity counts. Options that aren't
+listed here go to the training script. Version 4 has no counts: the compiler decides what it launches, so no formula
+can tell.
 """
 
 import sys
 
-from common import counts
 from common.command_line import PRESETS, Failure, Parser, add_version_option, version_meant
-from common.counts import of_step, step_counts, total
+from common.formulas import counts
+from common.formulas.counts import of_step, step_counts, total
 from common.tables import columns, text_table
 from common.versions import load_version
 

@@ -13,7 +13,7 @@ import os
 import sys
 
 from common.command_line import Failure, Parser, add_version_option, positive, progress, version_meant, with_sizes
-from common.runs import OutOfMemory, train
+from common.measuring.runs import OutOfMemory, train
 from common.tables import columns, emit, text_table
 from common.versions import SCRIPTS, load_version
 

@@ -19,11 +19,11 @@ import math
 import os
 import sys
 
-from common.accuracy import loss_bound, same_loss
 from common.command_line import Failure, Parser
-from common.profiles import errors_of, number
+from common.files import errors_of, number
+from common.measuring.accuracy import loss_bound, same_loss
+from common.measuring.runs import SAME_MACHINE, differences, read_metrics
 from common.ratios import ROUNDS_NEEDED, counted, gain
-from common.runs import SAME_MACHINE, differences, read_metrics
 from common.tables import emit, rounded
 
 STATUS = {"faster": 0, "slower": 1, "too close to tell": 3}

@@ -18,8 +18,8 @@
 [ "${BASH##*/}" = bash ] || exec bash "$0" "$@" # called as sh profile.sh
 set -euo pipefail
 WRAPPER=${BASH_SOURCE[0]}
-# shellcheck source=common/wrappers/setup.sh
-source "$(dirname "$(realpath "$WRAPPER")")/common/wrappers/setup.sh"
+# shellcheck source=common/machine/wrappers/setup.sh
+source "$(dirname "$(realpath "$WRAPPER")")/common/machine/wrappers/setup.sh"
 # shellcheck disable=SC2034 # setup.sh, run.sh and the bodies read these
 HERE=$PWD STEPS="" WORKLOAD=command
 COMMAND=() QUESTIONS="hotspots, trace, counters, compute or system"
@@ -37,7 +37,7 @@ profile_pytorch() { # put PyTorch's profiler before the first word that names a 
     for word in "${TRAIN[@]}"; do
         if [ -z "$found" ] && [[ $word == *.py ]]; then
             [ ${#words[@]} -gt 0 ] || words=("$PYTHON")
-            words+=("$SCRIPTS/common/profile_script.py" "${RUNNER[@]}" --profile-dir "$PLACE")
+            words+=("$SCRIPTS/common/machine/profile_script.py" "${RUNNER[@]}" --profile-dir "$PLACE")
             [[ " ${PYTORCH_OPTIONS[*]-} " != *" --profile-memory "* ]] || words+=(--profile-memory)
             found=1
         fi
@@ -85,5 +85,5 @@ done
 [ ${#extra[@]} = 0 ] || extra=(-- "${extra[@]}")
 set -- ${options[@]+"${options[@]}"} ${extra[@]+"${extra[@]}"}
 # shellcheck source=/dev/null
-source "$SCRIPTS/common/wrappers/$body.sh"
+source "$SCRIPTS/common/machine/wrappers/$body.sh"
 conclude

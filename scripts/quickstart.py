@@ -13,9 +13,9 @@ import shlex
 import sys
 import tempfile
 
-from common.accuracy import Reference, outcome, same_loss, verdict
 from common.command_line import Failure, Parser, on_cpu, result_folder, run_tool
-from common.runs import train
+from common.measuring.accuracy import Reference, outcome, same_loss, verdict
+from common.measuring.runs import train
 from common.tables import columns, text_table
 from common.versions import REPOSITORY, SCRIPTS, load_version
 

@@ -11,8 +11,8 @@
 
 [ "${BASH##*/}" = bash ] || exec bash "$0" "$@" # called as sh run_all_profilers.sh
 set -uo pipefail
-# shellcheck source=common/wrappers/setup.sh
-source "$(dirname "$(realpath "${BASH_SOURCE[0]}")")/common/wrappers/setup.sh"
+# shellcheck source=common/machine/wrappers/setup.sh
+source "$(dirname "$(realpath "${BASH_SOURCE[0]}")")/common/machine/wrappers/setup.sh"
 
 target=all_profiles rocm="" version="" passed=()
 while [ $# -gt 0 ]; do

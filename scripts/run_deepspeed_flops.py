@@ -3,9 +3,9 @@
 
 example: python run_deepspeed_flops.py --batch-size 8 --seq-len 256 --computational-intensity --generate-roofline
 
-It checks the formulas (common/counts.py) with PyTorch's FlopCounterMode, forward and backward, and with DeepSpeed's
-profiler, forward only, if DeepSpeed is installed. Then the version's script trains some steps, which gives TFLOP/s and
-MFU. Writes into --profile-dir
+It checks the formulas (common/formulas/counts.py) with PyTorch's FlopCounterMode, forward and backward, and with
+DeepSpeed's profiler, forward only, if DeepSpeed is installed. Then the version's script trains some steps, which gives
+TFLOP/s and MFU. Writes into --profile-dir
 
     flops_profile.json      counts, checks and measurements
     model_profile.txt       FLOPs of every module: DeepSpeed's table, or without it FlopCounterMode's
@@ -22,12 +22,13 @@ import pathlib
 import re
 import sys
 
-from common import counts
 from common.command_line import Parser, add_version_option, progress, result_folder, version_meant, with_first_batch
-from common.gpus import emulates_tf32, name_here, peak_tflops
-from common.profiles import errors_of, read_object
-from common.roofline import ceilings_line, draw_roofline, measure_ceilings
-from common.runs import train
+from common.files import errors_of, read_object
+from common.formulas import counts
+from common.formulas.gpus import emulates_tf32, name_here, peak_tflops
+from common.measuring.ceilings import ceilings_line, measure_ceilings
+from common.measuring.roofline_picture import draw_roofline
+from common.measuring.runs import train
 from common.tables import columns, text_table, write_csv
 from common.versions import SCRIPTS, load_version
 

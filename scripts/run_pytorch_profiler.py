@@ -33,17 +33,9 @@ from common.command_line import (
     with_first_batch,
     with_sizes,
 )
-from common.profiles import (
-    INTERPRETED,
-    PHASES,
-    errors_of,
-    group_table,
-    kernel_table,
-    kernel_text,
-    read_object,
-    read_profile,
-    short,
-)
+from common.files import errors_of, read_object
+from common.profiles import INTERPRETED, group_table, kernel_table, kernel_text, read_profile, short
+from common.step_parts import PHASES
 from common.tables import columns, rounded
 from common.versions import SCRIPTS
 

@@ -9,7 +9,7 @@
 #   TINY_LLAMA_SET=oldest ./scripts/test.sh
 [ "${BASH##*/}" = bash ] || exec bash "$0" "$@" # called as sh test.sh
 set -euo pipefail
-source "$(dirname -- "${BASH_SOURCE[0]}")/common/environment.sh"
+source "$(dirname -- "${BASH_SOURCE[0]}")/common/machine/environment.sh"
 [[ ${1:-} != -h && ${1:-} != --help ]] || { usage && exit 0; }
 group=test which=(-m "not slow")
 if [[ ${1:-} == --all ]]; then

@@ -12,8 +12,8 @@ Exit status: 0 within the tolerance, 1 beyond it, 2 for bad input.
 import sys
 from collections import Counter
 
-from common.accuracy import compare, outcome, verdict
 from common.command_line import Parser, finite, load_script, on_cpu, positive, progress, script_path, with_sizes
+from common.measuring.accuracy import compare, outcome, verdict
 from common.tables import columns, emit, text_table
 
 COLUMNS = "what: {kind} | compared: {compared} | largest error: {error:.1e} | where: {name}"

@@ -117,7 +117,7 @@ def refused(main, arguments, capsys, words, status=2):
 
 
 def process_here(command, timeout=None, *, env=None, tell=None):
-    """Stand in for common.runs.run_process; env is the one of this process."""
+    """Stand in for common.measuring.runs.run_process; env is the one of this process."""
     assert env is None
     command = [word for word in command if word != "-u"]
     done = run_here(command, capture_output=True, text=True, timeout=timeout)

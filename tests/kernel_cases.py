@@ -4,7 +4,7 @@
 dtype and through plain PyTorch in float64, and raises Wrong unless every output and every gradient is as close to
 float64 as plain PyTorch is: at most twice its error, plus 1e-6.
 
-Inputs, and what the kernels allocate, lie between guard bands, see common/guarded_memory.py.
+Inputs, and what the kernels allocate, lie between guard bands, see common/measuring/guarded_memory.py.
 """
 
 import contextlib
@@ -20,8 +20,8 @@ import torch
 import torch.nn.functional as F
 from triton.runtime import interpreter
 
-from common.accuracy import allowed
-from common.guarded_memory import GuardedMemory, between_bands, bits, stray_store
+from common.measuring.accuracy import allowed
+from common.measuring.guarded_memory import GuardedMemory, between_bands, bits, stray_store
 from common.versions import load_version, relative_error
 
 ALL_DTYPES = [torch.float32, torch.float16, torch.bfloat16]

@@ -122,7 +122,7 @@ def launch(number, *command, timeout=300, **options):
 
 
 def run_process_forked(command, timeout=300, *, tell=None, env=None):
-    """Stand in for common.runs.run_process: fork what it would start, alone or under torchrun."""
+    """Stand in for common.measuring.runs.run_process: fork what it would start, alone or under torchrun."""
     command = [str(word) for word in command]
     if command[: len(TORCHRUN)] == TORCHRUN:
         number, *words = command[len(TORCHRUN) :]

@@ -1,1 +1,1 @@
-../scripts/common/wrappers/get_rocprof_compute.sh
+../scripts/common/machine/wrappers/get_rocprof_compute.sh

@@ -1,1 +1,1 @@
-../scripts/common/wrappers/get_counters.sh
+../scripts/common/machine/wrappers/get_counters.sh

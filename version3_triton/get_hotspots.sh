@@ -1,1 +1,1 @@
-../scripts/common/wrappers/get_hotspots.sh
+../scripts/common/machine/wrappers/get_hotspots.sh

@@ -1,1 +1,1 @@
-../scripts/common/wrappers/get_trace.sh
+../scripts/common/machine/wrappers/get_trace.sh

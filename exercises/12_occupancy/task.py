@@ -2,8 +2,8 @@
 
 import torch
 
-from common.occupancy import TARGETS
-from common.occupancy import occupancy as reference
+from common.formulas.occupancy import TARGETS
+from common.formulas.occupancy import occupancy as reference
 from grading import Mistake, Task, Wrong
 from tile_compiler import TARGET, compiled
 

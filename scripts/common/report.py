@@ -9,8 +9,8 @@ The markup is in report.html, a Jinja2 template; the functions here compute what
 import pathlib
 
 from common import tables
-from common.profiles import GROUPS, PHASES
 from common.ratios import gain
+from common.step_parts import GROUPS, PHASES
 from common.tables import rounded
 
 COLORS = {group: f"c{i}" for i, group in enumerate(GROUPS)}

@@ -12,6 +12,15 @@ SCRIPTS = {
     3: REPOSITORY / "version3_triton" / "tiny_llama_v3.py",
     4: REPOSITORY / "version4_pytorch_sdpa" / "tiny_llama_v4.py",
 }
+HEADING = b"# ============ The training harness below"
+
+
+def halves(script):
+    """Return the lesson and the harness of a script, as bytes; the harness starts with its heading."""
+    lesson, heading, harness = script.read_bytes().partition(HEADING)
+    if not heading or HEADING in harness:
+        raise SystemExit(f"{script} must have one line that starts with {HEADING.decode()!r}")
+    return lesson, heading + harness
 
 
 def load_version(version):

@@ -1,6 +1,6 @@
 """Generate the counted tables of TINY_LLAMA_ARCHITECTURE.md: formulas, and numbers for the presets.
 
-    python scripts/maintain/counted_tables.py                # does the page say what common/counts.py counts?
+    python scripts/maintain/counted_tables.py                # does the page say what common/formulas/counts.py counts?
     python scripts/maintain/counted_tables.py --write        # put the tables into the page
 
 Exit status: 0; 1 if the page differs; 2 for a bad option.
@@ -15,10 +15,10 @@ import sympy
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
-from common import counts, gpus
 from common.command_line import PRESETS, SHORT_PRECISIONS, Parser
-from common.counts import PARTS, Part, Sizes, both_phases, of_step, step_counts, total
-from common.gpus import gpu_named
+from common.formulas import counts, gpus
+from common.formulas.counts import PARTS, Part, Sizes, both_phases, of_step, step_counts, total
+from common.formulas.gpus import gpu_named
 from common.tables import markdown_table
 from common.versions import REPOSITORY
 from maintain.pages import fill, write_or_check

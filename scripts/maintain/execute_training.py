@@ -4,7 +4,7 @@
     python scripts/maintain/execute_training.py                                  every target, float32 and bfloat16
     python scripts/maintain/execute_training.py gfx942 --dtype fp32 --steps 5    one of them, longer
 
-Every kernel is compiled for the target and runs in the interpreter in scripts/common/amd. Version 1 runs the same steps
+Every kernel is compiled for the target and runs in the interpreter in scripts/amd. Version 1 runs the same steps
 in PyTorch on this CPU, in the same precision and in float64. For the weights the tool prints one relative error
 compared with float64, over all of them. Each target and precision takes a minute. Exit status: 0 if losses and weights
 are close enough to float64, 1 if not, 2 for bad input.
@@ -22,10 +22,10 @@ if __name__ == "__main__":
 
 import torch
 
-from common.accuracy import LAST_PLACE, allowed, same_loss
-from common.amd.launch import executed_version
+from amd.launch import executed_version
 from common.command_line import Parser, positive, progress
-from common.occupancy import TARGETS
+from common.formulas.occupancy import TARGETS
+from common.measuring.accuracy import LAST_PLACE, allowed, same_loss
 from common.tables import emit, text_table
 from common.versions import load_version, relative_error
 

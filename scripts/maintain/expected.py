@@ -1,11 +1,12 @@
 """Ratios that a GPU should show at medium in a graph: measured where its ladder was recorded, else predicted.
 
-A prediction divides two roofline times of common/counts.py. It knows peaks and bytes, but neither launches nor how far
-a kernel stays below its peak. A recorded GPU stands in the table both ways, which shows what a prediction is worth.
+A prediction divides two roofline times of common/formulas/counts.py. It knows peaks and bytes, but neither launches
+nor how far a kernel stays below its peak. A recorded GPU stands in the table both ways, which shows what a prediction
+is worth.
 """
 
-from common import counts
-from common.gpus import gpu_named
+from common.formulas import counts
+from common.formulas.gpus import gpu_named
 from common.tables import markdown_table
 from common.versions import load_version
 from maintain import rungs

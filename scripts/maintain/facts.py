@@ -11,11 +11,11 @@ import math
 import re
 import statistics
 
-from common import counts, occupancy
 from common.command_line import PRESETS, SHORT_PRECISIONS
-from common.gpus import GPUS
+from common.formulas import counts, occupancy
+from common.formulas.gpus import GPUS
+from common.measuring.suite_results import MODELS
 from common.ratios import furthest, ratios
-from common.suite_results import MODELS
 from common.versions import REPOSITORY, SCRIPTS
 from maintain import pictures, rungs
 from maintain.records import RECORDED, Record

@@ -11,9 +11,9 @@ number of maintain/facts.py. In the ladder and in vocabulary, "..." means that n
     v1 to v4, v1_v3                                        the part headline
     graph, kernels, ablation2, ablation3, losses, ddp      the part of that name
     traces, traces_made, traces_read                       the part trace
-    expected                                               all ladders of medium, and the data sheets in common/gpus.py
+    expected                                               all ladders of medium, and formulas/gpus.py's data sheets
     tested_on                                              all recorded runs, inspect_kernels.py's targets,
-                                                           tests/tools/stubs, common/constraints*.txt
+                                                           tests/tools/stubs, common/machine/constraints*.txt
 
 If the newest run lacks a part, it comes from the newest run that has it, and the line above the table says so. Headline
 and ladder always come from the newest run.
@@ -31,10 +31,10 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
 import fusion_ablation_study as ablation
 from common.command_line import PRESETS, SHORT_PRECISIONS, Failure, Parser
-from common.environment import numbers, rocm_builds
-from common.occupancy import TARGETS
+from common.formulas.occupancy import TARGETS
+from common.machine.environment import numbers, rocm_builds
+from common.measuring.suite_results import MODELS, configurations, ratios_between, table_of
 from common.ratios import counted, furthest, gain_text, noise_line, noisiest, noisiest_line, ratios
-from common.suite_results import MODELS, configurations, ratios_between, table_of
 from common.tables import known, markdown_table, rounded
 from common.versions import REPOSITORY, SCRIPTS
 from maintain import facts, pictures, rungs
@@ -414,14 +414,14 @@ def executed(recorded):
 
 def versions_of(name):
     """Return "PyTorch 2.7.1 with Triton 3.3.1" of a set of versions."""
-    text = (REPOSITORY / "scripts" / "common" / name).read_text()
+    text = (REPOSITORY / "scripts" / "common" / "machine" / name).read_text()
     least = {key: min(re.findall(rf"^{key}==([\d.]+)", text, re.MULTILINE), key=numbers) for key in ("torch", "triton")}
     return f"PyTorch {least['torch']} with Triton {least['triton']}"
 
 
 def executed_with():
     """Return the versions that compiled the kernels of the interpreter's last manual run, from its page."""
-    page = (REPOSITORY / "scripts" / "common" / "amd" / "RESULTS.md").read_text()
+    page = (REPOSITORY / "scripts" / "amd" / "RESULTS.md").read_text()
     triton, pytorch = re.search(r"Triton ([\d.]+), PyTorch ([\d.]+)", page).groups()
     return f"PyTorch {pytorch} with Triton {triton}"
 

@@ -12,8 +12,8 @@ import statistics
 from typing import NamedTuple
 
 from common.command_line import SHORT_PRECISIONS, Failure
-from common.machine import SAME_RUN
-from common.profiles import errors_of, read_object
+from common.files import errors_of, read_object
+from common.machine.description import SAME_RUN
 from common.tables import markdown_table
 
 REFERENCE = "bfloat16"

@@ -28,8 +28,8 @@ if __name__ == "__main__":
     sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
 from common.command_line import PRESETS, Failure, Parser, listed, numbers, on_cpu, positive, progress, run_tool
-from common.machine import SAME_RUN, describe, hash_of
-from common.runs import TimeLimit
+from common.machine.description import SAME_RUN, describe, hash_of
+from common.measuring.runs import TimeLimit
 from common.versions import load_version
 from maintain import rounds, rungs
 

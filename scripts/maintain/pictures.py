@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from common import counts
-from common.occupancy import SIMDS, TARGETS
+from common.formulas import counts
+from common.formulas.occupancy import SIMDS, TARGETS
 from common.ratios import gain_text
 from common.tables import rounded
 from common.versions import load_version

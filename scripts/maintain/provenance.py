@@ -12,11 +12,14 @@ import sys
 if __name__ == "__main__":
     sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
-from common.machine import describe, git
+from common.machine.description import describe, git
 from common.versions import REPOSITORY
 
 # Path -> the one that earlier commits have. A script that ran for a record and moves gets its entry here.
-MOVED = {"scripts/common/peers.py": "scripts/maintain/peers.py"}
+MOVED = {
+    "scripts/common/measuring/peers.py": "scripts/common/peers.py",
+    "scripts/common/peers.py": "scripts/maintain/peers.py",
+}
 
 
 def machine_line(record):

@@ -46,8 +46,8 @@
 
 set -uo pipefail
 
-# shellcheck source=../common/wrappers/setup.sh
-source "$(dirname "${BASH_SOURCE[0]}")/../common/wrappers/setup.sh"
+# shellcheck source=../common/machine/wrappers/setup.sh
+source "$(dirname "${BASH_SOURCE[0]}")/../common/machine/wrappers/setup.sh"
 
 root=${SCRIPTS%/*} limit=86400 only='' folder='' toy=()
 sizes=(--presets 'small,medium' --repeats 1 --compile-first 13) small=(--preset small --use-amp)
@@ -164,7 +164,7 @@ peers=hf+compile:float32:bfloat16:fp8,hf+compile+packed:bfloat16:fp8,liger:bfloa
 suite headline 30 --models "v1,v1+nodet,v2,v2+compile,v3,v4,$peers" --precisions float32,tf32,bfloat16,fp8
 suite graph 15 --models v1+nodet,v2,v2+compile,v3,v4 --precisions bfloat16 --graph on,off \
     --metrics throughput,memory
-part kernels 8 "$PYTHON" "$SCRIPTS/maintain/benchmark_kernels.py" --json kernels.json
+part kernels 8 "$PYTHON" "$SCRIPTS/benchmark_kernels.py" --json kernels.json
 # With the small preset, version 2's ablation would measure the CPU, because it launches from Python.
 ablation 2 "${medium[@]}"
 ablation 3 "${small[@]}" --switches "rmsnorm-kernel,rope-kernel,swiglu-kernel,attention-kernel,loss-kernel"

@@ -7,7 +7,7 @@ was measured on one machine and says on which. A part that a run lacks may be an
 import json
 import pathlib
 
-from common.suite_results import read_results, rows
+from common.measuring.suite_results import read_results, rows
 from common.versions import REPOSITORY
 
 RECORDED = REPOSITORY / "scripts" / "recorded"

@@ -26,8 +26,8 @@ if __name__ == "__main__":
     sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
 from common.command_line import Failure, progress
+from common.measuring.runs import OutOfMemory, end, last_words
 from common.ratios import rotated
-from common.runs import OutOfMemory, end, last_words
 from common.versions import load_version
 
 AGAIN = " again"  # added to the name of the rung that runs under two names
@@ -43,7 +43,7 @@ GRACE_S = 10  # seconds that a process has to end by itself
 def load_script(version):
     if version != "peer":
         return load_version(version)
-    from common.peers import peer_script
+    from common.measuring.peers import peer_script
 
     return peer_script()
 

@@ -15,13 +15,13 @@ import json
 import statistics
 from typing import NamedTuple
 
-from common.profiles import errors_of, read_object
+from common.files import errors_of, read_object
 from common.ratios import ROUNDS_NEEDED, check_times, furthest, gain, noise_line, noisiest, noisiest_line, ratios
 from common.tables import known, text_table, write_whole
 from common.versions import REPOSITORY, SCRIPTS
 from maintain.rounds import AGAIN
 
-PEER_SCRIPT = REPOSITORY / "scripts" / "common" / "peers.py"
+PEER_SCRIPT = REPOSITORY / "scripts" / "common" / "measuring" / "peers.py"
 
 AMP = ["--use-amp"]
 # Version 2 with nothing of its own; a rung that builds on it takes single switches away.
@@ -31,7 +31,7 @@ QKV, GATE_UP, ADAMW = "--disable-qkv-fusion", "--disable-swiglu-fusion", "--disa
 class Rung(NamedTuple):
     """Name a training script with options, and say what the pages show of it.
 
-    version: 1 to 4, or "peer" for common/peers.py. The first five fields are kept in a record.
+    version: 1 to 4, or "peer" for common/measuring/peers.py. The first five fields are kept in a record.
     """
 
     name: str

@@ -18,9 +18,9 @@ import tempfile
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
 from common.command_line import Failure, Parser, result_folder, with_sizes
-from common.machine import describe
+from common.machine.description import describe
+from common.measuring.runs import train
 from common.profiles import KINDS, read_profile, steps_needed, whole_traces
-from common.runs import train
 from common.tables import emit
 from common.versions import SCRIPTS
 

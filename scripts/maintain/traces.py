@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import analyze_kernel_launches
 import kernel_times
-from common.idle import gaps_of, windows_of
 from common.profiles import KINDS, Kernel, clean, group_table, read_file, short
+from common.profiles.idle import gaps_of, windows_of
 from common.ratios import counted
 from common.tables import markdown_table, rounded
 from maintain.timeline import RUNTIMES, overlapping

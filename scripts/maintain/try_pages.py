@@ -24,7 +24,7 @@ import torch
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
 from common.command_line import Failure, Parser, positive, result_folder
-from common.runs import end
+from common.measuring.runs import end
 from common.versions import REPOSITORY
 from maintain.pages import all_pages, commands, start_of
 

@@ -12,8 +12,8 @@ from unittest import mock
 import torch
 
 import kernel_cases
-from common.amd.assembly import Fault
-from common.amd.launch import executed_version
+from amd.assembly import Fault
+from amd.launch import executed_version
 from common.versions import load_version, relative_error
 from kernel_cases import attention_case, loss_case, norm_case, rope_case, swiglu_case
 

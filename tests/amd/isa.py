@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from common.amd.assembly import Kernel, parse_line
-from common.amd.execute import Program
-from common.amd.machine import LDS, Memory, Wave
+from amd.assembly import Kernel, parse_line
+from amd.execute import Program
+from amd.machine import LDS, Memory, Wave
 
 WIDTH = {"gfx90a": 64, "gfx942": 64, "gfx950": 64, "gfx1100": 32, "gfx1201": 32}
 

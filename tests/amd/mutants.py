@@ -15,9 +15,9 @@ from unittest import mock
 import torch
 
 import kernel_cases
-from common.amd import launch
-from common.amd.assembly import Fault, parse_kernel
-from common.amd.execute import Program, kind_of, translate
+from amd import launch
+from amd.assembly import Fault, parse_kernel
+from amd.execute import Program, kind_of, translate
 from common.versions import load_version
 from kernel_cases import attention_case, loss_case, norm_case, rope_case, swiglu_case
 

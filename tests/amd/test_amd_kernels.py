@@ -2,7 +2,7 @@
 
 Each result is judged like those of Triton's interpreter. Also: no access lies outside of a tensor, no wave reads what
 another one stores without a barrier in between, all waves meet at barriers, and every instruction is known. These are
-some of the runs that results.py makes.
+some of the runs that amd_results.py makes.
 """
 
 import concurrent.futures
@@ -16,8 +16,10 @@ import torch
 
 pytest.importorskip("triton", minversion="3.6", reason="scripts/inspect_kernels.py needs it, too")
 
-from amd import results, wrong_kernels
+import wrong_kernels
+
 from inspect_kernels import prepare_worker
+from maintain import amd_results
 from marks import slow
 
 # target, case, dtype, order of the waves: every target, kernel and dtype, and both orders.
@@ -67,7 +69,7 @@ def worker():
 @pytest.fixture(scope="module")
 def pools():
     """Return a process for each target, in which Triton compiles; it keeps what it compiled."""
-    with results.Pools(1) as pools:
+    with amd_results.Pools(1) as pools:
         yield pools
 
 
@@ -75,7 +77,7 @@ def pools():
 def test_results_are_right(target, case, dtype, order, pools):
     run = {"work": "case", "target": target, "case": case, "dtype": dtype, "tile": 0, "order": order}
     found = pools.submit(run).result()
-    assert not results.problem(run, found) and found["instructions"]["vector"] > 1000
+    assert not amd_results.problem(run, found) and found["instructions"]["vector"] > 1000
 
 
 @pytest.mark.slow
@@ -91,16 +93,16 @@ def test_a_pool_whose_process_was_aborted_is_replaced(pools):
 
 
 def test_the_runs_of_the_page_have_every_tile_and_pair():
-    runs = [run for run in results.all_runs() if isinstance(run.get("case"), dict)]
+    runs = [run for run in amd_results.all_runs() if isinstance(run.get("case"), dict)]
     rows = [(run["target"], run["dtype"], run["tile"], run["case"]["D"]) for run in runs]
     assert len(set(rows)) == len(rows) == 6 * 3 * 3 * 4
-    assert results.fewest_meetings() >= 6
+    assert amd_results.fewest_meetings() >= 6
 
 
 def test_a_line_that_a_killed_run_left_unfinished_is_dropped(tmp_path):
     path = tmp_path / "runs.jsonl"
     path.write_text('{"commit": "1"}\n{"run": 1}\n{"run": 2, "fou')
-    assert results.read(path) == [{"commit": "1"}, {"run": 1}]
+    assert amd_results.read(path) == [{"commit": "1"}, {"run": 1}]
     assert path.read_text() == '{"commit": "1"}\n{"run": 1}\n'
 
 

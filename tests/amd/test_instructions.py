@@ -6,10 +6,10 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
+from isa import Machine, floats, run
 
-from amd.isa import Machine, floats, run
-from common.amd import arithmetic, machine, matrix, tables, vector
-from common.amd.assembly import Fault, parse_kernel
+from amd import arithmetic, machine, matrix, tables, vector
+from amd.assembly import Fault, parse_kernel
 
 INF, NAN = float("inf"), float("nan")
 RNG = np.random.default_rng(0)

@@ -12,7 +12,7 @@ import torch
 pytest.importorskip("triton", minversion="3.6", reason="scripts/inspect_kernels.py needs it, too")
 
 import inspect_kernels
-from common.amd.launch import tables_of_addresses
+from amd.launch import tables_of_addresses
 from common.versions import REPOSITORY
 
 EXERCISES = REPOSITORY / "exercises"
@@ -54,7 +54,7 @@ def test_only_kernels_that_are_asked_for_are_executed(capfd):
 
 
 def prepare_worker_whose_stores_are_lost():
-    from common.amd.machine import Memory
+    from amd.machine import Memory
 
     prepare_worker()
     Memory.store = lambda *_: None

@@ -75,8 +75,8 @@ WRONG_KERNELS = {
 
 def run(name):
     """Return what the interpreter says about a kernel, "" if nothing, and whether its result is right."""
-    from common.amd.assembly import Fault
-    from common.amd.launch import executed
+    from amd.assembly import Fault
+    from amd.launch import executed
 
     target, function, _ = WRONG_KERNELS[name]
     torch.manual_seed(0)

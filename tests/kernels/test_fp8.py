@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import kernel_cases
-from common.guarded_memory import GuardedMemory
+from common.measuring.guarded_memory import GuardedMemory
 from common.versions import load_version
 from kernel_cases import FP8_CASES, check, check_fp8_training, check_fp8_weights, fp8_layers, multiplies_fp8, normal
 from training import train

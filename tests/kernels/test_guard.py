@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from common.guarded_memory import LAYOUTS, between_bands, launches
+from common.measuring.guarded_memory import LAYOUTS, between_bands, launches
 from common.versions import load_version, relative_error
 from kernel_cases import as_tuple, fp8_layers, multiplies_fp8, normal
 

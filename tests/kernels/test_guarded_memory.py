@@ -6,7 +6,7 @@ import sys
 import pytest
 import torch
 
-from common.guarded_memory import BAND, LAYOUTS, GuardedMemory, between_bands, never_written, stray_store
+from common.measuring.guarded_memory import BAND, LAYOUTS, GuardedMemory, between_bands, never_written, stray_store
 from common.versions import REPOSITORY
 from kernel_cases import Case, Wrong, check, normal
 

@@ -10,7 +10,7 @@ import torch
 import triton
 
 import kernel_cases
-from common.guarded_memory import LAYOUTS, launches
+from common.measuring.guarded_memory import LAYOUTS, launches
 from common.versions import load_version, relative_error
 from kernel_cases import ALL_DTYPES, CASES, DTYPES, check, normal
 from training import train

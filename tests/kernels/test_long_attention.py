@@ -6,7 +6,7 @@ import pytest
 import torch
 from test_mutants import Mutant, load_source, mutate, tree
 
-from common.guarded_memory import GuardedMemory
+from common.measuring.guarded_memory import GuardedMemory
 from common.versions import load_version, relative_error
 from kernel_cases import Wrong, attention_case, cast, check, evaluate, in_double, random_cotangents
 

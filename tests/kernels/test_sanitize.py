@@ -5,7 +5,7 @@ import re
 import pytest
 import torch
 
-from common.guarded_memory import launches
+from common.measuring.guarded_memory import launches
 from common.versions import SCRIPTS
 from kernel_cases import multiplies_fp8
 from maintain import sanitize_kernels

@@ -12,18 +12,7 @@ from page_faults import faults_of_command, faults_of_links, program_of
 from common.ratios import Gain
 from common.versions import REPOSITORY, SCRIPTS, load_version
 from maintain import pictures, rungs
-from maintain.pages import (
-    EXERCISES,
-    FOLDERS,
-    HANDS_ON,
-    MARKER,
-    PAGES,
-    TABLE,
-    Command,
-    all_pages,
-    commands,
-    start_of,
-)
+from maintain.pages import EXERCISES, FOLDERS, HANDS_ON, MARKER, PAGES, TABLE, Command, all_pages, commands, start_of
 from maintain.records import newest_record
 from maintain.try_pages import passed_over
 

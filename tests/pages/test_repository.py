@@ -9,8 +9,8 @@ import pytest
 import yaml
 from packaging.requirements import Requirement
 
-from common import environment
-from common.suite_results import PHASES, Case, write_results
+from common.machine import environment
+from common.measuring.suite_results import PHASES, Case, write_results
 from common.versions import REPOSITORY, SCRIPTS
 from maintain import ladder
 from marks import mark_slow_cases
@@ -72,9 +72,10 @@ def imported(path):
 
 
 def test_what_a_participant_runs_imports_nothing_of_the_maintainers():
-    folders = ["scripts", "scripts/common", "exercises", *(script.parent.name for script in SCRIPTS.values())]
-    files = [path for folder in folders for path in (REPOSITORY / folder).glob("*.py")]
-    assert len(files) > 40
+    folders = ["scripts/common", "scripts/amd", "exercises", *(script.parent.name for script in SCRIPTS.values())]
+    files = [path for folder in folders for path in (REPOSITORY / folder).rglob("*.py")]
+    files += (REPOSITORY / "scripts").glob("*.py")
+    assert len(files) > 140
     for path in files:
         assert not [name for name in imported(path) if name.split(".")[0] == "maintain"], path
 
@@ -128,7 +129,7 @@ def pinned():
     """Return {name: version} of what the workflow's constraints fix for this Python."""
     found = {}
     for file in ("constraints", "constraints-tests", "constraints-indirect"):
-        for line in (REPOSITORY / "scripts" / "common" / f"{file}.txt").read_text().splitlines():
+        for line in (REPOSITORY / "scripts" / "common" / "machine" / f"{file}.txt").read_text().splitlines():
             if line.partition("#")[0].strip() and not line.startswith("-c"):
                 pin = Requirement(line)
                 if pin.marker is None or pin.marker.evaluate():
@@ -167,7 +168,7 @@ def test_the_workflow_installs_pinned_versions_only():
     found = needed(asked, pins)
     assert found - set(asked) and not {name for name in found - set(pins) if not of_a_gpu.match(name)}
     suite = yaml.safe_load((GITHUB / "workflows" / "tests.yml").read_text())["jobs"]["suite"]
-    assert suite["env"]["PIP_CONSTRAINT"].endswith("/scripts/common/constraints-indirect.txt")
+    assert suite["env"]["PIP_CONSTRAINT"].endswith("/scripts/common/machine/constraints-indirect.txt")
 
 
 def test_the_workflow_trusts_commits_and_leaves_no_token():

@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from common import runs
+from common.measuring import runs
 from common.versions import load_version
 from in_process import process_here, restored_settings, run_here
 

@@ -1,13 +1,13 @@
-"""maintain/benchmark_kernels.py: its work by hand, both candidates given the same task, what cannot run is named."""
+"""benchmark_kernels.py: its work by hand, both candidates given the same task, what cannot run is named."""
 
 import json
 
 import pytest
 import torch
 
+import benchmark_kernels
+from benchmark_kernels import FAMILIES, REPLAYS, Bench, Operation, Timed, measure, operations
 from common.versions import load_version, relative_error
-from maintain import benchmark_kernels
-from maintain.benchmark_kernels import FAMILIES, REPLAYS, Bench, Operation, Timed, measure, operations
 
 
 @pytest.fixture

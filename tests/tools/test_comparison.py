@@ -18,10 +18,11 @@ import compare_versions as versions_tool
 import generate_fusion_report as fusion_report
 import run_pytorch_profiler as profiler
 import validate_numerical_accuracy as accuracy_tool
-from common import report, runs
+from common import report
 from common.command_line import load_script
+from common.measuring import runs
+from common.measuring.runs import OutOfMemory
 from common.profiles import read_profile
-from common.runs import OutOfMemory
 from common.versions import REPOSITORY, SCRIPTS, load_version
 from conftest import SIZES
 from in_process import call, process_here, refused

@@ -47,7 +47,7 @@ def test_every_command_has_a_test_that_exists():
         if file == "here":
             assert f'"{number}"' in pathlib.Path(__file__).read_text()
         else:
-            assert f"def {name}(" in next(pathlib.Path(__file__).parents[1].glob(f"*/{file}")).read_text(), place
+            assert f"def {name}(" in next(pathlib.Path(__file__).parents[1].rglob(file)).read_text(), place
 
 
 @pytest.mark.parametrize("number", COMMANDS)

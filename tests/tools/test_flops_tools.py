@@ -15,9 +15,10 @@ import torch
 import analyze_gemm_operations as gemm_tool
 import memory_bandwidth_analyzer as bandwidth
 import run_deepspeed_flops as flops
-from common import counts, roofline
 from common.command_line import numbers
-from common.profiles import Operation
+from common.formulas import counts
+from common.measuring import roofline_picture
+from common.profiles import Operation, operators
 from common.versions import SCRIPTS, load_version
 from in_process import refused, run_here
 
@@ -269,16 +270,16 @@ def test_fused_attention_counts_alike_whichever_way_the_trace_names_it():
     B, T, H, K, D = 16, 512, 16, 8, 64
     sizes = {"hidden_dim": H * D, "num_layers": 12, "num_heads": H, "num_kv_heads": K, "intermediate_dim": 4096}
     sizes |= {"vocab_size": 1000, "seq_len": T, "batch_size": B, "precision": "bfloat16"}
-    known = roofline.counted_kernels(sizes)
+    known = operators.counted_kernels(sizes)
     dims, kinds = [[B, T, H, D], [B, T, K, D], [B, T, K, D]], ["c10::BFloat16"] * 3
     flash = Operation("aten::_flash_attention_forward", "attention", 1, dims, kinds, [[]] * 3, ("fmha",))
-    flops, moved = roofline.work_of(flash, known)
+    flops, moved = operators.work_of(flash, known)
     for name, matmuls in (
         ("attention_forward_kernel", 2),
         ("triton_tem_fused_flex_attention_3", 2),
         ("triton_tem_fused_flex_attention_backward_4", 5),
     ):
-        found = roofline.work_of(Operation("CompiledFunction", "attention", 1, [], [], [], (name,)), known)
+        found = operators.work_of(Operation("CompiledFunction", "attention", 1, [], [], [], (name,)), known)
         assert found[0] == flops / 2 * matmuls == matmuls * B * T * T * H * D
         assert matmuls == 5 or found[1] == pytest.approx(moved, rel=0.02)  # the operator's shapes lack the row sums
 
@@ -321,7 +322,7 @@ def test_bytes_of_the_loss_kernel_are_those_of_the_loss_that_ran(vocabulary):
     def moved(operator):
         call = Operation(operator, "loss", 1.0, [], [], [], ("cross_entropy_forward_kernel",))
         profile = SimpleNamespace(metadata=metadata, operations=[call])
-        return roofline.operator_table(profile, 1, None)[0]["bytes"]
+        return operators.operator_table(profile, 1, None)[0]["bytes"]
 
     assert moved("CrossEntropyFunction") == 2 * moved("LinearCrossEntropyFunction") > 0
 
@@ -346,8 +347,8 @@ def named(axes):
 def test_the_picture_shows_every_point_and_names_the_longest(tmp_path, drawn):
     points = [(f"_{i}", 1000, 0.04, None) for i in range(20)] + [("mm", 100, 0.05, 2.0)]
     for top in (0.1, 700.0):  # a CPU, a GPU
-        roofline.draw_roofline(tmp_path / "a.png", "", {"matmul_tflops": top, "copy_tb_s": 1.0}, points)
-    assert [axes.get_xlim() for axes in drawn] == [roofline.FLOP_PER_BYTE] * 2  # one scale for all
+        roofline_picture.draw_roofline(tmp_path / "a.png", "", {"matmul_tflops": top, "copy_tb_s": 1.0}, points)
+    assert [axes.get_xlim() for axes in drawn] == [roofline_picture.FLOP_PER_BYTE] * 2  # one scale for all
     for axes, words in zip(drawn, ("0.100", "700"), strict=True):
         assert places(axes) == [(100, 0.05)] + [(1000, 0.04)] * 20
         assert axes.texts[0].get_text() == f"matmul {words} TFLOP/s"
@@ -385,7 +386,7 @@ def test_the_roofline_of_a_trace_has_the_operators_that_only_move_data(known_tra
     assert bandwidth.main(["--profile-data", "pytorch_profiles", "--generate-roofline-plot"]) == 0
     (axes,) = drawn
     # 125 FLOP per byte at 50 TFLOP/s; an addition at 1,200 of 5,300 GB/s
-    (first, second), edge = places(axes), roofline.LEAST_SHOWN
+    (first, second), edge = places(axes), roofline_picture.LEAST_SHOWN
     assert first == pytest.approx((125, 50)) and second == pytest.approx((edge, 5.3 * edge * 0.2264), rel=1e-3)
     assert named(axes) == ["mm", "add"] and "left edge" in axes.get_title()
     assert "not in it: 0.010 ms per step whose bytes are not known" in capsys.readouterr().err

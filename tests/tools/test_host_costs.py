@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import measure_host_costs
-from common.guarded_memory import launches
+from common.measuring.guarded_memory import launches
 from common.versions import REPOSITORY, load_version, prepare
 
 SIZES = "--use-amp --amp-dtype float16 --hidden-dim 32 --num-heads 2 --seq-len 16 --batch-size 1 --vocab-size 64"

@@ -19,7 +19,7 @@ import pytest
 import torch
 
 import inspect_kernels
-from common.occupancy import TARGETS, occupancy
+from common.formulas.occupancy import TARGETS, occupancy
 from common.versions import REPOSITORY, load_version
 from in_process import refused, run_here
 from inspect_kernels import PRECISIONS, compiled_launches, prepare_worker

@@ -14,8 +14,8 @@ import benchmark_suite
 import fusion_ablation_study as ablation
 import optimize_batch_size as batch_tool
 import performance_regression_test as regression
-from common import runs
 from common.command_line import Failure
+from common.measuring import runs
 from common.ratios import NO_PAIR
 from common.versions import load_version
 from conftest import SIZES

@@ -20,7 +20,7 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from common.command_line import PRESETS
-from common.peers import peer_script
+from common.measuring.peers import peer_script
 from common.versions import SCRIPTS, load_version
 from marks import slow
 from processes import run_fork

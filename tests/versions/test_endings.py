@@ -15,7 +15,7 @@ import pytest
 import torch
 from test_command_line import MINI, SHORT, call, strict_json
 
-from common import profile_script
+from common.machine import profile_script
 from common.versions import SCRIPTS, load_version
 from marks import slow
 from processes import Fork, run_fork

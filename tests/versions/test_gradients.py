@@ -10,7 +10,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from common.guarded_memory import launches
+from common.measuring.guarded_memory import launches
 from common.versions import SCRIPTS, load_version, loss_and_gradients, relative_error
 from marks import slow
 from training import tensors, train

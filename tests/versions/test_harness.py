@@ -3,13 +3,16 @@
 import ast
 import builtins
 import collections
+import shlex
 import shutil
+import subprocess
 import symtable
 import sys
 
 import pytest
 
-from common.versions import SCRIPTS
+import diff_versions
+from common.versions import HEADING, REPOSITORY, SCRIPTS, halves
 from maintain import harness
 
 HOOKS = "# ---------------------------------------------------------------- what the harness asks for\n"
@@ -52,7 +55,7 @@ def global_names(source):
 @pytest.mark.parametrize("version", SCRIPTS)
 def test_a_reader_can_stop_at_the_line(version):
     """Each half imports what it uses; the lesson uses two names of the harness, and the harness one block of it."""
-    lesson, harness_half = (half.decode() for half in harness.halves(SCRIPTS[version]))
+    lesson, harness_half = (half.decode() for half in halves(SCRIPTS[version]))
     imported, defined, used = global_names(lesson)
     assert imported <= used and used - defined <= {"annotate", "UserError"}
     imported, defined, used = global_names(harness_half)
@@ -64,7 +67,7 @@ def test_a_reader_can_stop_at_the_line(version):
 def test_shared_names_have_one_text():
     texts = collections.defaultdict(lambda: collections.defaultdict(str))
     for version, script in SCRIPTS.items():
-        source = harness.halves(script)[0].decode()
+        source = halves(script)[0].decode()
         for node in ast.parse(source).body:
             names = [t.id for t in node.targets] if isinstance(node, ast.Assign) else [getattr(node, "name", None)]
             for name in filter(None, names):
@@ -94,13 +97,20 @@ def test_a_changed_byte_is_found_and_the_named_harness_copied(copies, capsys):
 
 
 def test_diff_prints_what_one_lesson_changes(capsys):
-    assert harness.main(["--diff", "1", "2"]) == 0
+    assert diff_versions.main(["1", "2"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert {"-VERSION = 1", "+VERSION = 2"} < set(lines) and "def load_data(config):" not in "\n".join(lines)
 
 
+def test_the_reader_of_a_diff_may_stop_early():
+    """Such as head: that is no error, and there is no traceback."""
+    command = f"{shlex.quote(sys.executable)} diff_versions.py 1 3 | head -n 1"
+    done = subprocess.run(command, shell=True, cwd=REPOSITORY / "scripts", capture_output=True, text=True)
+    assert done.stdout == "--- tiny_llama_v1.py\n" and done.stderr == ""
+
+
 def test_a_script_without_the_heading_is_named(copies):
-    copies[2].write_bytes(copies[2].read_bytes().replace(harness.HEADING, b"#"))
+    copies[2].write_bytes(copies[2].read_bytes().replace(HEADING, b"#"))
     with pytest.raises(SystemExit, match="tiny_llama_v2.py must have one line"):
         harness.main([])
 

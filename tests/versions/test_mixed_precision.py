@@ -12,14 +12,14 @@ import socket
 from types import SimpleNamespace
 from unittest import mock
 
-import huggingface
 import pytest
 import torch
-from huggingface import AMP_CASES, AMP_DTYPES, GOLDEN, options
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from common.accuracy import outcome
+from common.measuring.accuracy import outcome
 from common.versions import SCRIPTS, load_version, relative_error
+from maintain import huggingface
+from maintain.huggingface import AMP_CASES, AMP_DTYPES, GOLDEN, options
 from marks import slow
 from training import need_fused_attention_in_16_bits
 

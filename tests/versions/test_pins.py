@@ -4,14 +4,14 @@ import collections
 import json
 import math
 
-import huggingface
 import pytest
 import torch
-from huggingface import CASES, GOLDEN, STEPS, fingerprints, options
 
-from common.accuracy import outcome
-from common.suite_results import Case
+from common.measuring.accuracy import outcome
+from common.measuring.suite_results import Case
 from common.versions import SCRIPTS, load_version, relative_error
+from maintain import huggingface
+from maintain.huggingface import CASES, GOLDEN, STEPS, fingerprints, options
 from maintain.records import RECORDED
 from marks import slow
 

@@ -5,7 +5,7 @@ from unittest import mock
 import pytest
 import torch
 
-from common.accuracy import outcome
+from common.measuring.accuracy import outcome
 from common.versions import SCRIPTS, load_version, relative_error
 
 SIZES = "--hidden-dim 32 --num-layers 2 --num-heads 2 --num-kv-heads 1 --intermediate-dim 40 --seq-len 12".split()

@@ -5,11 +5,8 @@ files of rocmProfileData, SQLite exports of Nsight Systems, Perfetto traces of r
 and of Triton's Proton. Those that are no databases may be packed with gzip. A file that is missing, cut off, damaged or
 of another kind raises Failure with one sentence that names it.
 
-groups.py    the group of a kernel by its name, and tables of kernels
-model.py     what a profile holds
-readers.py   one reader per kind of file
-traces.py    the one of PyTorch's traces
-files.py     which files of a folder are one run
+Imports common's loose modules, formulas and, for a device's ceilings, measuring. Begin with model.py, which says what a
+profile holds, and readers.py, which has one reader per kind of file.
 """
 
 from common.profiles.files import (
@@ -25,7 +22,6 @@ from common.profiles.files import (
     whole_traces,
 )
 from common.profiles.groups import (
-    GROUPS,
     INTERPRETED,
     clean,
     group_cells,
@@ -41,7 +37,6 @@ from common.profiles.groups import (
     sums,
 )
 from common.profiles.model import (
-    PHASES,
     Kernel,
     Launch,
     Operation,
@@ -54,18 +49,13 @@ from common.profiles.model import (
     unlike,
 )
 from common.profiles.readers import (
-    EMPTY,
     GPU_COLUMNS,
     PROCESS_COLUMNS,
     SQLITE,
     columns_of,
-    content_of,
     database,
-    errors_of,
-    number,
     old_counters,
     read_file,
-    read_object,
     read_table,
 )
 from common.profiles.traces import GRAPH_LAUNCHES, KINDS, RUNTIMES, TIMED

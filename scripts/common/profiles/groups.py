@@ -5,9 +5,8 @@ import os
 import re
 
 from common.command_line import Failure, printable
+from common.step_parts import GROUPS
 from common.tables import columns, rounded, text_table
-
-GROUPS = ("GEMM", "attention", "normalisation", "element-wise", "optimizer", "copies", "communication", "other")
 
 # The first pattern found in a kernel's name decides. In a mangled name a digit stands before each word. The names of
 # torch.compile's kernels list every operation that was fused into them, so they are matched before the words of single

@@ -7,8 +7,6 @@ from typing import NamedTuple
 from common.command_line import Failure, printable
 from common.profiles.groups import clean, group_of
 
-PHASES = ("forward", "backward", "optimizer")
-
 
 class Launch(NamedTuple):
     """The host's call that started a kernel, or all kernels of a graph. Times are in nanoseconds."""

@@ -1,24 +1,18 @@
 """Read the files of every profiler into profiles. Standard library only."""
 
-import codecs
 import contextlib
 import csv
-import functools
 import gc
-import gzip
-import io
 import itertools
 import json
-import math
-import pathlib
 import re
 import sqlite3
-import stat
 import time
-import zlib
 
-from common import perfetto
-from common.command_line import Failure, printable, progress
+from common.command_line import Failure, progress
+from common.files import DAMAGE, EMPTY, GZIP, content_of, errors_of
+from common.files import number as finite_number
+from common.profiles import perfetto
 from common.profiles.groups import clean
 from common.profiles.model import (
     Profile,
@@ -31,80 +25,6 @@ from common.profiles.model import (
     without_twins,
 )
 from common.profiles.traces import LAUNCHES, LOST, launch_table, read_trace
-
-# All that a reader raises if the contents do not have its format.
-DAMAGE = (
-    *(ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError, EOFError),
-    *(csv.Error, sqlite3.Error, zlib.error, gzip.BadGzipFile),
-)
-LONGEST_REASON = 200  # letters: it may quote the file
-
-
-@contextlib.contextmanager
-def errors_of(path):
-    """Turn every error in reading a file into a Failure with one sentence that names the file."""
-    try:
-        yield
-    except DAMAGE as error:
-        reason = f"it has no {error}" if isinstance(error, KeyError) else str(error)
-        reason = " ".join(reason.split())
-        raise Failure(2, f"{path} is cut off or damaged: {printable(reason[:LONGEST_REASON])}") from None
-    except OSError as error:
-        raise Failure(2, f"{path} cannot be read: {error.strerror}") from None
-    except MemoryError:
-        raise Failure(1, f"{path} does not fit into memory") from None
-    except Failure as error:
-        raise Failure(error.status, f"{path} {error}") from None
-
-
-# ---------------------------------------------------------------- helpers of all readers
-
-EMPTY = "is empty: the profiler was stopped or wrote nothing, or the disk is full"
-GZIP = b"\x1f\x8b"
-UNPACKED = 2**32  # bytes at most: a trace of a GPU can have a gigabyte, a damaged or foreign file any number
-
-
-def content_of(path):
-    """Return the bytes of a file, unpacked if gzip packed them."""
-    if not stat.S_ISREG(path.stat().st_mode):  # a device or pipe may never end
-        raise Failure(2, "isn't a regular file: name a file that a profiler or a script wrote")
-    content = path.read_bytes().removeprefix(codecs.BOM_UTF8)  # an editor may have saved it
-    if not content.startswith(GZIP):
-        return content
-    with gzip.GzipFile(fileobj=io.BytesIO(content)) as packed:
-        content = packed.read(UNPACKED + 1)
-    if len(content) > UNPACKED:
-        raise Failure(2, f"unpacks to more than {UNPACKED / 2**30:.0f} GiB: unpack it yourself if it is yours")
-    return content
-
-
-CONTROL = re.compile(r"\\u00[01]|[\x7f-\x9f]")  # as JSON writes them, apart from spaces and ends of lines
-
-
-def read_object(path, kind):
-    """Return the object in a JSON file of this workshop; refuse numbers that are not finite and control characters.
-
-    kind: the words for such a file in an error message.
-    """
-    text = content_of(pathlib.Path(path))
-    whole = functools.partial(number, convert=int)
-    content = json.loads(text, parse_constant=number, parse_float=number, parse_int=whole)
-    if not isinstance(content, dict):
-        raise Failure(2, f"isn't a {kind}")
-    text = json.dumps(content, ensure_ascii=False)
-    text.encode()  # raises where a string is no text
-    if CONTROL.search(text):
-        raise ValueError("it contains a control character, which a terminal would obey")
-    return content
-
-
-def number(text, convert=float):
-    """Convert the text of a number; raise ValueError for forms that only Python reads, such as 1_000 and NaN."""
-    value = convert(text)
-    if not math.isfinite(value) or not str(text).isascii() or "_" in str(text):
-        raise ValueError(f"{text!r} isn't a number")
-    return value
-
 
 # ---------------------------------------------------------------- CSV: rocprofv3, rocpd, rocprof, nsys stats
 
@@ -226,7 +146,7 @@ def missing_dispatches(rows):
     numbers = {}
     for row in rows:
         if "dispatch" in row:
-            numbers.setdefault(row.get("process"), set()).add(number(row["dispatch"], int))
+            numbers.setdefault(row.get("process"), set()).add(finite_number(row["dispatch"], int))
     whole = sum(max(some) - min(some) + 1 for some in numbers.values())
     missing = whole - sum(map(len, numbers.values()))
     if missing > LOST * whole:
@@ -235,18 +155,18 @@ def missing_dispatches(rows):
 
 def whole_ns(text):
     """Return a time in nanoseconds; the means of rocprof-compute have decimals."""
-    return number(re.sub(r"\.\d+$", "", text), int)
+    return finite_number(re.sub(r"\.\d+$", "", text), int)
 
 
 def summed_kernel(row):
     """Return the launches of a kernel that a kernel_stats file adds up. The old rocprof's has no bounds."""
     bounds = (None, None)
     if "least" in row and "most" in row:
-        bounds = (number(row["least"]), number(row["most"]))
-    calls = number(row["calls"], int)
+        bounds = (finite_number(row["least"]), finite_number(row["most"]))
+    calls = finite_number(row["calls"], int)
     if calls < 1 or (bounds[0] is not None and not 0 <= bounds[0] <= bounds[1]):
         raise ValueError(f"{clean(row['name'])} has {calls} calls of {bounds[0]} to {bounds[1]} ns")
-    return checked_kernel(row["name"], 0, number(row["total"]), calls=calls, bounds_ns=bounds)
+    return checked_kernel(row["name"], 0, finite_number(row["total"]), calls=calls, bounds_ns=bounds)
 
 
 # ---------------------------------------------------------------- databases: rocpd, rpd, nsys

@@ -9,11 +9,10 @@ import re
 from collections import Counter
 
 from common.command_line import PRECISIONS, Failure
-from common.gpus import name_of
+from common.formulas.gpus import name_of
 from common.profiles.groups import clean, group_of
 from common.profiles.model import (
     EACH,
-    PHASES,
     Launch,
     Operation,
     Profile,
@@ -24,6 +23,7 @@ from common.profiles.model import (
     overruns,
     without_twins,
 )
+from common.step_parts import PHASES
 
 # Operators that only look at tensors differently, allocate them or ask about them.
 NO_WORK = re.compile(

@@ -10,7 +10,7 @@
 # with status 1 if a stage fails; what the others gave is kept.
 
 set -euo pipefail
-source "$(dirname "${BASH_SOURCE[0]}")/../../../scripts/common/wrappers/setup.sh"
+source "$(dirname "${BASH_SOURCE[0]}")/../../../scripts/common/machine/wrappers/setup.sh"
 
 # The plumbing trains the version that it finds beside a wrapper; here it is the stage at hand.
 training_command() { TRAIN=("$PYTHON" "$STAGE" "$@"); } # OPTIONS OF THE USER

@@ -1,4 +1,4 @@
-"""As much of Hugging Face's transformers as scripts/common/peers.py asks for, computed by version 1."""
+"""As much of Hugging Face's transformers as scripts/common/measuring/peers.py asks for, computed by version 1."""
 
 from types import SimpleNamespace
 

@@ -1,1 +1,0 @@
-"""Execute AMD's machine instructions without an AMD GPU: README.md says what is modelled and what is not."""

@@ -1,1 +1,0 @@
-"""Parts of compare_training.py: two training scripts, before and after an optimization."""
