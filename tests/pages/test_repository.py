@@ -67,7 +67,7 @@ def imported(path):
         if isinstance(node, ast.Import):
             found.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            found.add(node.module or "")
+            found.add("." * node.level + (node.module or ""))
     return found
 
 
@@ -78,6 +78,44 @@ def test_what_a_participant_runs_imports_nothing_of_the_maintainers():
     assert len(files) > 140
     for path in files:
         assert not [name for name in imported(path) if name.split(".")[0] == "maintain"], path
+
+
+ROOMS = {  # room -> what it may import of ours; "common" is the loose modules in scripts/common
+    "common": set(),
+    "common.formulas": set(),
+    "common.measuring": {"common", "common.formulas"},
+    "common.profiles": {"common", "common.formulas", "common.measuring"},
+    "common.own_script": {"common", "common.measuring", "check_training"},
+    "common.machine": {"common", "common.formulas", "common.measuring"},
+    "amd": {"common", "common.formulas"},
+}
+
+
+def room_of(module):
+    """Return the room of a module of scripts/, or the module itself, if it is a command; None for another package's."""
+    scripts = REPOSITORY / "scripts"
+    top, *rest = module.split(".")
+    if top == "common" and rest and (scripts / "common" / rest[0]).is_dir():
+        return f"common.{rest[0]}"
+    return top if top and (scripts / top).is_dir() or (scripts / f"{top}.py").is_file() else None
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_no_arrow_between_rooms_runs_back_up(room):
+    folder = REPOSITORY / "scripts" / room.replace(".", "/")
+    for path in folder.glob("*.py"):
+        asked = {room_of(module) for module in imported(path)} - {None, room}
+        assert asked <= ROOMS[room], path
+
+
+def test_every_room_says_what_it_holds_what_it_imports_and_where_to_begin():
+    scripts = REPOSITORY / "scripts"
+    rooms = {path.parent for path in scripts.rglob("__init__.py")}
+    assert {scripts / room.replace(".", "/") for room in ROOMS} | {scripts / "maintain"} == rooms
+    for room in rooms:
+        text = " ".join(ast.get_docstring(ast.parse((room / "__init__.py").read_text())).split())
+        assert re.search(r"[Ii]mports?\b.*Begin with \w", text), room
+    assert len([path for path in (scripts / "common").glob("*.py") if path.name != "__init__.py"]) <= 8
 
 
 class Collected:

@@ -4,8 +4,8 @@
     step = step_counts(3, "bfloat16", sizes)
     step["attention"]["backward"]["flops"], total(step, "bytes")
 
-The order is that of TINY_LLAMA_ARCHITECTURE.md. tests/tools/formulas/test_counts.py compares every part with the operators and
-kernels that the scripts run.
+The order is that of TINY_LLAMA_ARCHITECTURE.md. tests/tools/formulas/test_counts.py compares every part with the
+operators and kernels that the scripts run.
 
 flops       of matmuls, 2 per multiply-add; attention kernels compute the causal half of the scores
 operations  of everything else: one per element of the largest operand, as version 1 computes it in float32

@@ -42,7 +42,7 @@ from common.command_line import Failure, run_tool
 from common.files import number
 from common.machine import room
 from common.measuring import runs, suite_results
-from common.profiles import limits, readers, roofline
+from common.profiles import limits, roofline
 from conftest import METADATA, event
 from in_process import refused
 from maintain import rungs
@@ -325,7 +325,7 @@ def test_packed_files(tmp_path, capsys, monkeypatch):
     assert kernel_times.main([str(path)]) == 0 and "adamw_kernel" in capsys.readouterr().out
     path.write_bytes(gzip.compress(content)[:-9])
     refused(kernel_times.main, [path], capsys, "cut off or damaged: Compressed file ended")
-    monkeypatch.setattr(readers, "UNPACKED", 1000)
+    monkeypatch.setattr(files, "UNPACKED", 1000)
     path.write_bytes(gzip.compress(bytes(1001)))
     refused(kernel_times.main, [path], capsys, "unpacks to more than")
 
