@@ -1,4 +1,4 @@
-"""Time each of version 3's kernels on its own, and compare it with PyTorch's operators and the device's limits.
+"""Time each of version 3's kernels on its own, beside PyTorch's operators, torch.compile's and Liger's kernels.
 
     python scripts/benchmark_kernels.py                          # all, in bfloat16; takes about 12 GiB
     python scripts/benchmark_kernels.py --only attention --json kernels.json
@@ -6,14 +6,21 @@
 Element-wise kernels are compared with the bandwidth of a large copy (bytes read plus bytes written), attention with the
 rate of an 8192 x 8192 x 8192 matmul of the same type. The inputs change from call to call, and together they exceed
 twice the last cache. Calls are captured into a graph whose replays are timed with device events; the candidates of an
-operation take turns. Bytes are those that the operation can't do without, FLOPs those of the causal half. Without a GPU
-the kernels run in Triton's interpreter at toy sizes, only to show that the tool works.
+operation take turns. Bytes are those that the operation can't do without, FLOPs those of the causal half.
+
+"torch.compile" is what the compiler makes of PyTorch's function. Liger's kernels are those that its users get, with
+their tensors where its users have them: gate and up apart, queries and keys apart. Both losses of Liger's, and version
+3's chunked one, compute the gradient in the forward already: compare the rows "forward + backward".
+
+Without a GPU the kernels run in Triton's interpreter at toy sizes, only to show that the tool works, and nothing is
+compiled.
 
 Exit status: 0; 1 if one of version 3's kernels failed; 2 for a bad option.
 """
 
 import collections
 import functools
+import importlib.util
 import itertools
 import math
 import os
@@ -24,6 +31,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+import torch._functorch.config as functorch_config
 import torch.nn.functional as F
 from torch.nn.attention import sdpa_kernel
 
@@ -37,11 +45,13 @@ SIZES = {
     "cuda": {
         "rows": 65536, "width": 1024, "tokens": 512, "heads": (16, 8, 64), "swiglu": (16384, 4096),
         "vocabulary": 1000, "parameters": [(8192, 1024)] * 16, "attention": [(16, 512), (4, 2048), (1, 8192)],
+        "heads_of_loss": [(8192, 1024, 1000), (8192, 1024, 32000), (8192, 2048, 128256)],
         "copy": 2**28, "matmul": 8192,
     },
     "cpu": {
         "rows": 32, "width": 32, "tokens": 16, "heads": (2, 1, 16), "swiglu": (16, 32),
         "vocabulary": 40, "parameters": [(16, 32)] * 2, "attention": [(1, 32)],
+        "heads_of_loss": [(32, 32, 40)],
         "copy": 2**14, "matmul": 64,
     },
 }  # fmt: skip
@@ -74,7 +84,8 @@ class Bench:
             for name, shape in shapes.items()
         }
         if "labels" in s:
-            s["labels"] = torch.randint(self.sizes["vocabulary"], shapes["labels"], device=self.device)
+            entries = shapes["head"][0] if "head" in shapes else self.sizes["vocabulary"]
+            s["labels"] = torch.randint(entries, shapes["labels"], device=self.device)
         return {name: t.requires_grad_(name[0] != "d" and t.is_floating_point()) for name, t in s.items()}
 
     def sets(self, shapes, used=1.0):
@@ -83,6 +94,29 @@ class Bench:
         size = used * sum(t.numel() * t.element_size() for t in sets[0].values())
         count = 2 if self.device.type == "cpu" else max(2, math.ceil(2 * self.cache_bytes() / size))
         return sets + [self.inputs(shapes) for _ in range(count - 1)]
+
+    def rivals(self, plain, liger):
+        """Return the candidates beside version 3's: PyTorch's function, on a GPU also compiled, and Liger's.
+
+        liger is a function of Liger's operations and a set of inputs, or None where it has no such kernel. It is left
+        out where Liger is not installed.
+        """
+        found = {"PyTorch": plain}
+        if self.device.type == "cuda":
+            found["torch.compile"] = torch.compile(plain, dynamic=False)
+        if liger and self.liger:
+            found["Liger"] = functools.partial(liger, self.liger)
+        return found
+
+    @functools.cached_property
+    def liger(self):
+        """Return the module of Liger's operations, or None where it is not installed."""
+        if importlib.util.find_spec("liger_kernel") is None:
+            progress("Liger's kernels are left out: pip install liger-kernel")
+            return None
+        import liger_kernel.ops
+
+        return liger_kernel.ops
 
     def cache_bytes(self):
         cache = torch.cuda.get_device_properties(self.device).L2_cache_size
@@ -93,14 +127,18 @@ class Bench:
 
 
 def row_kernels(bench):
-    """Return {family: [name, size, shapes of inputs, (tensors that forward, backward move), V3, PyTorch]}."""
-    v3, (rows, C, V) = bench.v3, (bench.sizes[name] for name in ("rows", "width", "vocabulary"))
+    """Return {family: [name, size, shapes of inputs, (tensors that forward, backward move), V3, PyTorch, Liger]}."""
+    v3, (rows, C) = bench.v3, (bench.sizes[name] for name in ("rows", "width"))
     (H, K, D), T, ff = bench.sizes["heads"], bench.sizes["tokens"], bench.sizes["swiglu"]
-    heads = (rows // 2 // T or 1, T, H + 2 * K, D)
+    batch = rows // 2 // T or 1
+    heads = (batch, T, H + 2 * K, D)
     x = (rows, C)
     cos, sin = v3.rope_tables(T, D, 10000.0, bench.device)
     norm = {"x": x, "w": (C,), "w16": (C,), "dy": x}
     packed = (ff[0], 2 * ff[1])
+    queries = (batch, T, H, D)
+    keys = (batch, T, K, D)
+    apart = {"q": queries, "k": keys, "dq": queries, "dk": keys}
 
     def residual(s):
         total = s["x"] + s["branch"]
@@ -110,27 +148,41 @@ def row_kernels(bench):
         rotated, value = s["x"].split([H + K, K], dim=2)
         return torch.cat([v3.apply_rope(rotated, cos, sin), value], dim=2)
 
+    def liger_rope(liger, s):
+        # Liger's users have [B, H, T, D] as a transposed view. It rotates in place, and leaves the values alone.
+        return liger.LigerRopeFunction.apply(s["q"].transpose(1, 2), s["k"].transpose(1, 2), *liger_tables)
+
+    liger_tables = [torch.cat([table, table], dim=-1).to(bench.dtype) for table in (cos, sin)]
+
     def swiglu(s):
         gate, up = s["x"].chunk(2, dim=-1)
         return F.silu(gate) * up
 
+    def liger_norm(liger, s):
+        return liger.LigerRMSNormFunction.apply(s["x"], s["w16"], 1e-6, 0.0, "llama", False)
+
+    def liger_residual(liger, s):
+        normed, total = liger.LigerFusedAddRMSNormFunction.apply(s["x"], s["branch"], s["w16"], 1e-6)
+        return total, normed
+
     return {
         "rmsnorm": [
             ("RMSNorm", x, norm, (2, 3), lambda s: v3.add_rms_norm(s["x"], None, s["w"], 1e-6)[1],
-             lambda s: F.rms_norm(s["x"], (C,), s["w16"], 1e-6)),
+             lambda s: F.rms_norm(s["x"], (C,), s["w16"], 1e-6), liger_norm),
             ("RMSNorm + residual", x, {"branch": x, "dx": x, **norm}, (4, 4),
-             lambda s: v3.add_rms_norm(s["x"], s["branch"], s["w"], 1e-6), residual),
+             lambda s: v3.add_rms_norm(s["x"], s["branch"], s["w"], 1e-6), residual, liger_residual),
         ],
-        "rope": [("RoPE", heads, {"x": heads, "dy": heads}, (2, 2), lambda s: v3.rope(s["x"], cos, sin, H + K), rope)],
-        "swiglu": [("SwiGLU", ff, {"x": packed, "dy": ff}, (3, 5), lambda s: v3.packed_swiglu(s["x"]), swiglu)],
-        "loss": [("cross-entropy", (rows, V), {"x": (rows, V), "labels": (rows,)}, (1, 2),
-                  lambda s: v3.cross_entropy(s["x"], s["labels"]), lambda s: F.cross_entropy(s["x"], s["labels"]))],
+        "rope": [("RoPE", heads, {"x": heads, "dy": heads, **apart}, (2, 2),
+                  lambda s: v3.rope(s["x"], cos, sin, H + K), rope, liger_rope)],
+        "swiglu": [("SwiGLU", ff, {"x": packed, "gate": ff, "up": ff, "dy": ff}, (3, 5),
+                    lambda s: v3.packed_swiglu(s["x"]), swiglu,
+                    lambda liger, s: liger.LigerSiLUMulFunction.apply(s["gate"], s["up"]))],
     }  # fmt: skip
 
 
-def both_ways(bench, name, size, shapes, moved, *functions):
+def both_ways(bench, name, size, shapes, moved, ours, plain, liger):
     """Yield an operation's forward and backward."""
-    forward = dict(zip(("V3", "PyTorch"), functions, strict=True))
+    forward = {"V3": ours, **bench.rivals(plain, liger)}
     outputs = {}
     sets = bench.sets(shapes)
 
@@ -138,14 +190,66 @@ def both_ways(bench, name, size, shapes, moved, *functions):
         key = candidate, id(s)
         if key not in outputs:
             outputs[key] = forward[candidate](s)
-        given = [s[name] for name in ("dx", "dy") if name in s] or None
+        given = [s[name] for name in ("dx", "dy") if name in s]
+        if candidate == "Liger" and "dq" in s:  # which has the heads of queries and keys apart
+            given = [s[name].transpose(1, 2) for name in ("dq", "dk")]
         leaves = [t for t in s.values() if t.requires_grad]  # of the two weights a candidate uses one
-        return torch.autograd.grad(outputs[key], leaves, given, retain_graph=True, allow_unused=True)
+        return torch.autograd.grad(outputs[key], leaves, given or None, retain_graph=True, allow_unused=True)
 
     backwards = {candidate: functools.partial(backward, candidate=candidate) for candidate in forward}
     for way, tensors, candidates in zip(("forward", "backward"), moved, (forward, backwards), strict=True):
         work = tensors * math.prod(size) * bench.dtype.itemsize
         yield Operation(f"{name} {way}", " x ".join(map(str, size)), "GB/s", work, sets, candidates)
+
+
+def at_once(functions):
+    """Turn functions of a set of inputs that return a loss into ones that return its gradients too."""
+
+    def with_gradients(s, loss):
+        return torch.autograd.grad(loss(s), [t for t in s.values() if t.requires_grad])
+
+    return {name: functools.partial(with_gradients, loss=loss) for name, loss in functions.items()}
+
+
+def losses(bench):
+    """Yield the cross-entropy of logits, and that of an output head's input, for which a chunk of logits is enough."""
+    v3, (rows, V) = bench.v3, (bench.sizes[name] for name in ("rows", "vocabulary"))
+
+    def liger(liger, s):
+        return liger.LigerCrossEntropyFunction.apply(s["x"], s["labels"], None)[0]
+
+    def ours(s):
+        return v3.cross_entropy(s["x"], s["labels"])
+
+    def plain(s):
+        return F.cross_entropy(s["x"], s["labels"])
+
+    logits = {"x": (rows, V), "labels": (rows,)}
+    yield from both_ways(bench, "cross-entropy", (rows, V), logits, (1, 2), ours, plain, None)
+    candidates = at_once({"V3": ours, **bench.rivals(plain, liger)})
+    work = 2 * rows * V * bench.dtype.itemsize
+    yield Operation("cross-entropy forward + backward", f"{rows} x {V}", "GB/s", work, bench.sets(logits), candidates)
+    for shape in bench.sizes["heads_of_loss"]:
+        yield linear_loss(bench, *shape)
+
+
+def linear_loss(bench, tokens, width, vocabulary):
+    """Return the cross-entropy of x wᵀ with the gradients of x and w: three matmuls."""
+
+    def plain(s):
+        return F.cross_entropy(s["x"] @ s["head"].t(), s["labels"])
+
+    def ours(s):
+        return bench.v3.linear_cross_entropy(s["x"], s["head"], s["labels"])
+
+    def liger(liger, s):
+        return liger.LigerFusedLinearCrossEntropyFunction.apply(s["x"], s["head"], s["labels"])[0]
+
+    sets = bench.sets({"x": (tokens, width), "head": (vocabulary, width), "labels": (tokens,)})
+    candidates = at_once({"V3": ours, **bench.rivals(plain, liger)})
+    size = f"{tokens} tokens, width {width}, vocabulary {vocabulary}"
+    flops = 3 * 2 * tokens * width * vocabulary
+    return Operation("linear cross-entropy forward + backward", size, "TFLOP/s", flops, sets, candidates)
 
 
 def optimizer(bench):
@@ -194,6 +298,8 @@ def operations(bench, family):
     """Yield the operations of a family; the inputs of one are gone before those of the next are made."""
     if family == "optimizer":
         yield optimizer(bench)
+    elif family == "loss":
+        yield from losses(bench)
     elif family == "attention":
         for shape in bench.sizes["attention"]:
             yield from attention(bench, *shape)
@@ -269,7 +375,7 @@ def measure(bench, operation, ceiling=math.nan):
     for _ in range(passes):
         for candidate in timed.values():
             candidate.measure()
-    fastest = min((float(np.median(c.times_us)) for name, c in timed.items() if name != "V3"), default=None)
+    ours = [float(np.median(c.times_us)) for name, c in timed.items() if name == "V3"]
     records = []
     for name, candidate in candidates.items():
         records.append({"name": name, "reason": candidate.reason})
@@ -277,7 +383,7 @@ def measure(bench, operation, ceiling=math.nan):
             low, middle, high = map(float, np.percentile(candidate.times_us, [25, 50, 75]))
             rate = operation.work / middle / (1e3 if operation.unit == "GB/s" else 1e6)
             records[-1] |= {"us": {"median": middle, "p25": low, "p75": high}, "work": operation.work, "rate": rate}
-            records[-1] |= {"share": rate / ceiling, "against_pytorch": fastest and fastest / middle}
+            records[-1] |= {"share": rate / ceiling, "against_v3": middle / ours[0] if ours else None}
     return {"operation": operation.name, "size": operation.size, "unit": operation.unit, "candidates": records}
 
 
@@ -306,7 +412,7 @@ def ceilings(bench):
 
 COLUMNS = (
     ": {name} | us: {us[median]:.1f} | p25: {us[p25]:.1f} | p75: {us[p75]:.1f} | UNIT: {rate:,.1f} | "
-    "of the ceiling: {share:.1%} | times as fast as PyTorch: {against_pytorch:.2f}"
+    "of the ceiling: {share:.1%} | its time / V3's: {against_v3:.2f}"
 )
 
 
@@ -320,7 +426,9 @@ def text_of(record):
 
 def work(options):
     on_gpu = torch.cuda.is_available()
-    if not on_gpu:
+    if on_gpu:
+        functorch_config.donated_buffer = False  # a compiled backward runs many times on what one forward saved
+    else:
         os.environ["TRITON_INTERPRET"] = "1"  # before version 3 imports Triton
         progress("Without a GPU the kernels run in Triton's interpreter at toy sizes: these times mean nothing.")
     bench = Bench(torch.device("cuda", 0), torch.bfloat16) if on_gpu else Bench(torch.device("cpu"), torch.float32)

@@ -327,24 +327,34 @@ def graph_table(recorded):
 
 
 def kernels_table(recorded):
-    """Return each of version 3's kernels with the ceiling and the fastest of PyTorch's operators."""
+    """Return each of version 3's kernels with the ceiling and the times of its rivals."""
     kernels = recorded.json("kernels", "kernels.json")
     lines = []
+    faster = []
     for operation in kernels["operations"] if kernels else []:
         timed = {c["name"]: c for c in operation["candidates"] if "us" in c}
         if ours := timed.pop("V3", None):
-            share = f"{100 * ours['share']:.0f} %"
-            cells = [f"{ours['us']['median']:.1f}", f"{ours['rate']:,.0f} {operation['unit']}", share]
-            best = min(timed, key=lambda name: timed[name]["us"]["median"], default="")
-            cells += [best, f"{ours['against_pytorch']:.2f}" if best else ""]
-            lines.append([f"{operation['operation']}, {operation['size']}", *cells])
+            ratios_of = {name: one["us"]["median"] / ours["us"]["median"] for name, one in timed.items()}
+            name = f"{operation['operation']}, {operation['size']}"
+            faster += [f"{rival}'s {name} ({ratio:.2f})" for rival, ratio in ratios_of.items() if ratio < 1]
+            sdpa = min((rival for rival in timed if rival.startswith("SDPA")), key=ratios_of.get, default=None)
+            if sdpa:
+                cells = [f"{ratios_of[sdpa]:.2f}, {sdpa.removeprefix('SDPA ')}"]
+            else:
+                cells = [f"{ratios_of['PyTorch']:.2f}" if "PyTorch" in ratios_of else "-"]
+            cells += [f"{ratios_of[rival]:.2f}" if rival in ratios_of else "-" for rival in ("torch.compile", "Liger")]
+            cells += [f"{ours['us']['median']:.1f}", f"{ours['rate']:,.0f} {operation['unit']}"]
+            cells.append(f"{100 * ours['share']:.0f} %")
+            lines.append([name, *cells])
     if not lines:
         return None
     rates = ", ".join(f"{SHORT_PRECISIONS[p]} {rate:,.0f}" for p, rate in kernels["ceilings"]["product"].items())
     copy = f"A large copy reaches {kernels['ceilings']['copy']:,.0f} GB/s (bytes read plus bytes written)"
     matmuls = f"8192³ matmuls reach {rates} TFLOP/s"
-    header = ["V3's kernel", "us", "rate", "of the ceiling", "fastest PyTorch candidate", "its time / V3's"]
-    told = f"{copy}, and {matmuls}. Each kernel ran on its own, in {SHORT_PRECISIONS[kernels['dtype']]}:"
+    header = ["V3's kernel", "PyTorch's time / V3's", "torch.compile's", "Liger's", "V3 us", "rate", "of the ceiling"]
+    told = f"{copy}, and {matmuls}. Each kernel ran on its own, in {SHORT_PRECISIONS[kernels['dtype']]}."
+    if faster:
+        told += f" Faster than V3's, with their time / V3's: {'; '.join(faster)}."
     return f"{origin(kernels['record'], recorded)} {told}\n\n{markdown_table(header, lines)}"
 
 
