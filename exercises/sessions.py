@@ -57,7 +57,8 @@ SESSIONS = {
             ("kernel 07", "exercises/07_online_softmax/README.md", 20),
             ("kernel 08", "exercises/08_flash_attention/README.md", 30),
             ("kernel 22", "exercises/22_causal_mask/README.md", 15),
-            ("flash attention, steps 2 and 3", f"{V3}/exercises/exercise3_flash_attention.md", 20),
+            ("version 3's attention", f"{V3}/ATTENTION.md", 5),
+            ("flash attention, steps 2 and 3", f"{V3}/exercises/exercise3_flash_attention.md", 15),
         ],
     ),
     5: (
@@ -73,9 +74,10 @@ SESSIONS = {
         "Remove the launches first, then choose library, compiler or kernel by numbers.",
         [
             ("version 4", f"{V4}/README.md", 20),
-            ("exercise 1, steps 1 to 3", f"{V4}/exercises/exercise_1_graphs.md", 30),
+            ("exercise 1, steps 1 to 3", f"{V4}/exercises/exercise_1_graphs.md", 25),
             ("kernel 15", "exercises/15_graph_capture/README.md", 25),
-            ("exercise 2, steps 1 to 3", f"{V4}/exercises/exercise_2_libraries_or_kernels.md", 30),
+            ("exercise 2, steps 1 to 3", f"{V4}/exercises/exercise_2_libraries_or_kernels.md", 25),
+            ("the loss and the compiler", f"{V3}/LOSS_AND_COMPILE.md", 10),
             ("kernel 23", "exercises/23_largest_tensor/README.md", 30),
         ],
     ),
@@ -105,13 +107,22 @@ def steps():
 
 
 def header(page):
-    """Return how a guided page states its minutes in a session: "35 minutes in session 1 (steps 1 to 3)"."""
-    for number, (_, _, work) in SESSIONS.items():
+    """Return the line below a page's title: "Session 1, measure: 35 minutes (steps 1 to 3)"; two sessions, both."""
+    uses = []
+    for number, (name, _, work) in SESSIONS.items():
         for label, target, minutes in work:
             if target == page:
                 _, _, part = label.partition(", ")
-                return f"{minutes} minutes in session {number}" + (f" ({part})" if part else "")
-    raise ValueError(f"{page} is in no session")
+                uses.append(f"Session {number}, {name}: {minutes} minutes" + (f" ({part})" if part else ""))
+    if not uses:
+        raise ValueError(f"{page} is in no session")
+    return "; ".join(uses)
+
+
+def after(page):
+    """Return the pages that follow a page in the timetable: none after the last one."""
+    order = steps()
+    return [order[at + 1] for at, one in enumerate(order[:-1]) if one == page]
 
 
 def kernels(number):

@@ -4,7 +4,7 @@
 example: python measure_host_costs.py --repeats 30
 
 Each call is repeated without waiting for the GPU, on tensors so small that the GPU never falls behind. A launch-bound
-step takes about as long as all its calls together. "What a launch costs" in version3_triton/README_WORKSHOP.md predicts
+step takes about as long as all its calls together. version3_triton/HOST_COSTS.md predicts
 such a step. Without a GPU an operator's time includes its work, and Triton's interpreter launches nothing.
 """
 

@@ -67,7 +67,7 @@ def color_of(rung):
 
 
 def draw_steps(axes, found):
-    """Draw a bar per rung on an axis on which the fast ones can be told apart; longer bars are cut, with their number."""
+    """Draw a bar per rung on an axis on which the fast ones can be told apart; cut longer bars, and write their ms."""
     (ax,) = axes
     timed = found["ms"]
     paper = ax.get_facecolor()

@@ -11,13 +11,14 @@ from page_faults import faults_of_command, faults_of_links, program_of
 
 from common.ratios import Gain
 from common.versions import REPOSITORY, SCRIPTS, load_version
-from maintain import pictures, rungs
+from maintain import pictures, road, rungs
 from maintain.pages import EXERCISES, FOLDERS, HANDS_ON, MARKER, PAGES, TABLE, Command, all_pages, commands, start_of
 from maintain.records import newest_record
 from maintain.try_pages import passed_over
 
 sys.path.insert(0, str(REPOSITORY / "exercises"))
-from sessions import SESSIONS, header
+import sessions
+from sessions import SESSIONS, V1, header
 
 SHORT = "--hidden-dim 32 --num-layers 1 --num-heads 2 --seq-len 16 --batch-size 2 --num-steps 2 --warmup-steps 1"
 
@@ -131,7 +132,7 @@ def test_commands_of_a_page_are_found(tmp_path):
 def test_form_of_exercise_pages(page):
     """Questions and folded answers have the same numbers, and a link stays in sight while the answers are folded."""
     text = page.read_text(encoding="utf-8")
-    lines = MARKER.sub("", text).splitlines()
+    lines = MARKER.sub("", road.HEADER.sub("", text)).splitlines()  # without the line that the timetable writes
     assert len(lines) <= 100 and max(map(len, lines)) <= 200
     *_, shown, folded, after = re.split("<details>|</details>", text)
     asked, answered = (re.findall(r"^(\d)\. ", part, re.MULTILINE) for part in (shown[shown.rindex("\n## ") :], folded))
@@ -164,32 +165,51 @@ def test_markers_are_of_one_kind_and_in_pairs(page):
 WORK = [(REPOSITORY / page, minutes) for _, _, steps in SESSIONS.values() for _, page, minutes in steps]
 
 
-@each(EXERCISES)
-def test_a_guided_page_states_its_minutes_and_steps_of_the_timetable(page):
-    """And of which of its steps, if the session does a part of it; the whole takes longer."""
-    text = page.read_text()
-    stated = header(str(page.relative_to(REPOSITORY)))
-    assert re.findall(r"\b\d+ minutes in session .*?(?=[,.])", text.partition("## ")[0]) == [stated]
-    whole = re.search(r"(\d+) for all of it", text)
-    assert ("(steps" in stated) == bool(whole)
-    assert not whole or int(whole[1]) > int(stated.split()[0])
+def test_the_road_leads_through_the_whole_timetable():
+    """Each page has its session and minutes below its title, and a link to the next page behind its last Next."""
+    assert road.main([]) == 0
 
 
-@pytest.mark.parametrize("version", [1, 2, 4])
-def test_a_version_s_page_states_the_minutes_of_its_session(version):
-    page = SCRIPTS[version].parent / "README.md"
-    (session,) = [work for _, _, work in SESSIONS.values() if any(REPOSITORY / target == page for _, target, _ in work)]
-    after = [minutes for _, target, minutes in session if "exercises/" in target and target.count("/") > 1]
-    assert f"then {sum(after)} minutes for the exercises of session" in " ".join(page.read_text().split())
+@pytest.mark.parametrize(
+    ("page", "stated"),
+    [
+        ("exercises/GPU.md", "Session 1, measure: 15 minutes"),
+        (f"{V1}/exercises/exercise_1_baseline_analysis.md", "Session 1, measure: 35 minutes (steps 1 to 3)"),
+    ],
+)
+def test_a_page_states_its_session_and_minutes(page, stated):
+    assert header(page) == stated
+    assert (REPOSITORY / page).read_text().splitlines()[2] == f"*{stated}*"
 
 
-def test_the_timetable_leaves_the_time_that_a_page_states():
-    for page, minutes in WORK:
+def test_a_page_of_two_sessions_names_both_and_both_next_pages(monkeypatch):
+    first = ("measure", "", [("a", "a.md", 5), ("b", "b.md", 10)])
+    monkeypatch.setattr(sessions, "SESSIONS", {1: first, 2: ("fuse", "", [("a, step 2", "a.md", 7), ("c", "c.md", 1)])})
+    assert header("a.md") == "Session 1, measure: 5 minutes; Session 2, fuse: 7 minutes (step 2)"
+    assert sessions.after("a.md") == ["b.md", "c.md"] and sessions.after("b.md") == ["a.md"]
+    assert sessions.after("c.md") == []
+
+
+@pytest.mark.parametrize(
+    ("end", "links"),
+    [
+        ("**Next:** [b](../b.md), or [c](c.md#d).\n", ["b.md", "a/c.md"]),
+        ("*Trouble*: [no](no.md). *Next*: [b](b.md).\n", ["a/b.md"]),
+        ("**Next**: [b](b.md)\n\n## More\n\n[c](c.md)\n", ["a/b.md"]),
+        ("[b](b.md)\n", []),
+    ],
+)
+def test_the_last_next_of_a_page_is_found(end, links):
+    assert road.last_links("a/page.md", f"# A\n\n**Next:** [x](x.md)\n\n{end}" if "Next" in end else end) == links
+
+
+def test_a_part_of_a_page_takes_less_than_the_whole():
+    for page in EXERCISES:
         text = page.read_text()
-        stated = {int(number) for number in re.findall(r"\b(\d+) minutes", text)}
-        stated.add(sum(map(int, re.findall(r" (\d+) \|$", text, re.MULTILINE))))  # of a table's last column
-        if page.parent.parent != REPOSITORY / "exercises":  # the list of these has their minutes
-            assert minutes in stated, page
+        whole = re.search(r"All of it takes (\d+) minutes", text)
+        stated = header(str(page.relative_to(REPOSITORY)))
+        assert ("(steps" in stated) == bool(whole), page
+        assert not whole or int(whole[1]) > int(re.search(r"(\d+) minutes", stated)[1]), page
 
 
 def test_the_timetable_has_every_exercise_once():

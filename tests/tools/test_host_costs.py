@@ -79,7 +79,7 @@ def test_the_page_counts_what_a_step_does(monkeypatch):
 
     The answer multiplies the values by the costs that the page shows.
     """
-    page = (REPOSITORY / "version3_triton" / "README_WORKSHOP.md").read_text()
+    page = (REPOSITORY / "version3_triton" / "HOST_COSTS.md").read_text()
     formulas = re.findall(r"\| (\d+) L \+ (\d+) \| (\d+) \|$", page, re.MULTILINE)
     found = counts_of_a_step(1, monkeypatch)
     assert [int(each) + int(rest) for each, rest, _ in formulas] == found
