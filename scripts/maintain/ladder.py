@@ -512,6 +512,8 @@ def faults_of_record(recorded):
 def filled(page, tables, recorded):
     """Return the text of a page as it should be, and its faulty markers; links lead from the page to other files."""
     text = fill(page.read_text(encoding="utf-8"), tables)
+    if page.parent.name == "slides":  # which are light, whatever the reader's screen is
+        text = re.sub(r"</?picture>\n|<source .*>\n|\n</picture>", "", text)
     text = re.sub(LINKED, lambda match: os.path.relpath(match[0], page.parent), text)
     text, faults = fill_facts(text, lambda words: facts.values_of(recorded, words))
     return text, [f"{page.name}: {fault}" for fault in faults]

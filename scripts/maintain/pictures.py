@@ -25,6 +25,20 @@ from maintain import losses, rungs
 BLUE, RED, YELLOW, GREEN, GREY = "#4477aa", "#ee6677", "#ccbb44", "#228833", "#666666"
 
 
+def ink():
+    """Return the color of axes and letters, black on a light page."""
+    import matplotlib  # here: only who draws needs it
+
+    return matplotlib.rcParams["text.color"]
+
+
+def paper():
+    """Return the color of the page."""
+    import matplotlib
+
+    return matplotlib.rcParams["axes.facecolor"]
+
+
 def log_axis(ax, name, ticks):
     """Make an axis logarithmic, with plain numbers at these ticks only."""
     ax.set(**{f"{name}scale": "log"})
@@ -70,7 +84,6 @@ def draw_steps(axes, found):
     """Draw a bar per rung on an axis on which the fast ones can be told apart; cut longer bars, and write their ms."""
     (ax,) = axes
     timed = found["ms"]
-    paper = ax.get_facecolor()
     axis_end = 1.2 * next(ms for rung, ms in timed if rung.name == "peer")
     for place, (rung, ms) in enumerate(timed):
         shown = min(ms, axis_end)
@@ -79,7 +92,7 @@ def draw_steps(axes, found):
         ax.text(shown, place, f" {rounded(ms)} ms", va="center", weight=weight)
         if ms > axis_end:
             for at in (0.9, 0.925):
-                ax.plot([at * axis_end, (at + 0.02) * axis_end], [place + 0.4, place - 0.4], color=paper, lw=3)
+                ax.plot([at * axis_end, (at + 0.02) * axis_end], [place + 0.4, place - 0.4], color=paper(), lw=3)
     name_rows(ax, [rung.first_picture for rung, _ in timed])
     ax.set_xlim(0, 1.3 * axis_end)
     ax.spines["bottom"].set_bounds(0, axis_end)
@@ -137,7 +150,7 @@ def timed_rungs(column):
 
 def write_step(ax, place, times, right):
     """Draw the range of a rung's rounds, and write its step time to the right."""
-    ax.hlines(place, min(times), max(times), color="black", lw=2)
+    ax.hlines(place, min(times), max(times), color=ink(), lw=2)
     ax.text(right, place, f"  {rounded(statistics.median(times), 4)}", va="center", fontsize=10)
 
 
@@ -224,13 +237,13 @@ def in_bytes(size):
 
 def draw_levels(axes, found):
     (ax,) = axes
-    box = {"color": "white", "pad": 0.5}  # no dotted line crosses a word
+    box = {"color": paper(), "pad": 0.5}  # no dotted line crosses a word
     for shift, (name, sizes), color in zip((-0.2, 0.2), found.items(), (BLUE, RED), strict=True):
         for place, size in enumerate(sizes):
             ax.barh(place + shift, size - 1, 0.38, left=1, color=color, label=None if place else name)
             ax.text(1.4 * size, place + shift, in_bytes(size), va="center", fontsize=9, bbox=box)
     for place, (name, size) in enumerate(SIZES.items()):
-        ax.axvline(size, color="black", lw=1, ls=":", zorder=0.9)  # behind the bars
+        ax.axvline(size, color=ink(), lw=1, ls=":", zorder=0.9)  # behind the bars
         ax.text(1.25 * size, len(LEVELS) + 0.35 * place - 0.3, name, va="center", fontsize=9, bbox=box)
     name_rows(ax, LEVELS)
     ax.set_ylim(len(LEVELS) + 1.1, -0.6)
@@ -238,6 +251,7 @@ def draw_levels(axes, found):
     powers = (10, 20, 30)
     ax.set_xticks([2.0**power for power in powers], [in_bytes(2.0**power) for power in powers])
     ax.set_xlim(64, 3e13)
+    ax.set_xlabel("size in bytes")
     ax.legend(loc="upper center", bbox_to_anchor=(0.4, 1.14), ncols=2, frameon=False)
 
 
@@ -296,14 +310,14 @@ def draw_ablation(axes, found):
             gain = row[key]
             if gain and (gain.shown or gain.missing):
                 ax.barh(y + shift, gain.ratio - 1, 0.38, left=1, color=color, label=None if y else label)
-                ax.plot([gain.low, gain.high], [y + shift] * 2, color="black", lw=1.5)
+                ax.plot([gain.low, gain.high], [y + shift] * 2, color=ink(), lw=1.5)
                 ax.text(max(1, gain.high), y + shift, f" {gain.ratio:.2f}x", va="center", fontsize=10)
             elif gain:
                 ax.text(1, y + shift, f" {gain}", va="center", fontsize=10)
     name_rows(ax, [row["switch"] for row in found])
     ax.axvline(1, color=GREY, lw=1)
     ax.margins(x=0.25)
-    ax.set_xlabel("times as fast (black: range of the rounds)")
+    ax.set_xlabel("times as fast (thin line: range of the rounds)")
     ax.legend(loc="upper center", bbox_to_anchor=(0.4, 1.2), ncols=2, frameon=False)
 
 
@@ -333,7 +347,7 @@ def draw_stages(axes, found):
         widths = np.array([row["phases"][phase] for row in found])
         ax.barh(y, widths, 0.55, left=left, color=color, label=name)
         left += widths
-    ax.vlines([row["step"] for row in found], y - 0.42, y + 0.42, color="black", lw=3, label="step, as timed")
+    ax.vlines([row["step"] for row in found], y - 0.42, y + 0.42, color=ink(), lw=3, label="step, as timed")
     for place, row in enumerate(found):
         end = max(left[place], row["step"])
         ax.text(end, place, f"  loss {row['loss']:.0f}, {row['trained']:.0f} % trained", va="center", fontsize=10)
@@ -394,14 +408,14 @@ def draw_rates(axes, found):
     (ax,) = axes
     top = found["top"]
     slope = found["copy"] / 1e3
-    ax.plot([0.05, top / slope, 5000], [0.05 * slope, top, top], color="black", lw=2)
+    ax.plot([0.05, top / slope, 5000], [0.05 * slope, top, top], color=ink(), lw=2)
     ax.text(5000, 1.2 * top, f"matmul {top:,.0f} TFLOP/s", ha="right")
     ax.text(0.07, 5 * slope, f"copy {found['copy']:,.0f} GB/s")
     for i, (name, x, ours, theirs) in enumerate(found["points"]):
         ax.plot([x, x], [ours, theirs], color=f"C{i}", lw=1)
         # Smaller and on top: both points are seen if they're equal.
         ax.scatter(x, ours, s=25, color=f"C{i}", zorder=4, label=name)
-        ax.scatter(x, theirs, s=60, color="white", edgecolors=f"C{i}", zorder=3)
+        ax.scatter(x, theirs, s=60, color=paper(), edgecolors=f"C{i}", zorder=3)
     log_axis(ax, "x", [0.1, 1, 10, 100, 1000])
     log_axis(ax, "y", [0.1, 1, 10, 100, 1000])
     ax.set(xlim=(0.05, 5000), ylim=(0.05, 2000), xlabel="FLOP per byte", ylabel="TFLOP/s")
@@ -474,7 +488,7 @@ def draw_timeline(axes, found):
         ax.broken_barh([(start, us) for start, us, _ in kernels], (0, 1), facecolors=colors)
         ax.set_title(title, loc="left", fontsize=10)
         ax.set(xlim=(0, WINDOW_US), ylim=(0, 1), yticks=[], xticks=[])
-    axes[-1].set(xticks=range(0, WINDOW_US + 1, 500), xlabel="us")
+    axes[-1].set(xticks=range(0, WINDOW_US + 1, 500), xlabel="time in us")
     handles = [Patch(color=color, label=name) for name, color in (GROUP_COLORS | {"other": GREY}).items()]
     axes[-1].legend(handles=handles, loc="upper center", bbox_to_anchor=(0.5, -0.6), ncols=3, frameon=False)
 
@@ -495,7 +509,7 @@ def draw_losses(axes, runs):
             ax.hlines(place, min(values), max(values), color=LOSS_COLORS[variant], lw=2)
             ax.scatter(values, np.full(len(values), place), color=LOSS_COLORS[variant], zorder=3)
         name_rows(ax, [losses.title(variant) for variant in losses.COMPARED])
-        ax.axvline(0, color="black", lw=1)
+        ax.axvline(0, color=ink(), lw=1)
         ax.locator_params(axis="x", nbins=5)
         ax.set_xlabel(f"{name} - bf16's, nats per byte")
     seeds = losses.seeds_of(runs)
@@ -504,7 +518,7 @@ def draw_losses(axes, runs):
         differences = means[variant] - means[losses.REFERENCE]
         steps = losses.POINT * (np.arange(len(differences)) + 0.5)
         curves.plot(steps, differences, color=LOSS_COLORS[variant], lw=1, label=losses.title(variant))
-    curves.axhline(0, color="black", lw=1)
+    curves.axhline(0, color=ink(), lw=1)
     curves.set(xlabel="steps", ylabel="training loss - bf16's")
     curves.legend(loc="upper center", bbox_to_anchor=(0.5, 1.25), ncols=3, frameon=False, fontsize=10)
 
@@ -527,11 +541,10 @@ class Picture(NamedTuple):
     tell: Callable  # for readers who cannot see it
     height: float  # inches
     panels: int = 1
-    dark: bool = False  # drawn for a dark page too
 
 
 PICTURES = {
-    "steps": Picture("ladder-medium", steps, draw_steps, tell_steps, 2.9, dark=True),
+    "steps": Picture("ladder-medium", steps, draw_steps, tell_steps, 2.9),
     "ladder": Picture("ladder-medium", ladder_of_medium, draw_falls, tell_ladders, 4.4),
     "ladder_small": Picture("ladder-small", both_ladders_at_small, draw_pairs, tell_ladders, 4.2),
     "levels": Picture("headline", levels, draw_levels, tell_levels, 4.0),
@@ -557,16 +570,16 @@ def save(picture, found, path, colors=LIGHT):
     import matplotlib.pyplot as plt
     from PIL import Image
 
-    paper, ink = colors
+    page, letters = colors
     style = {"font.size": 11, "axes.titlesize": 12, "axes.spines.top": False, "axes.spines.right": False}
-    style |= {"axes.facecolor": paper}
-    style |= dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), ink)
+    style |= {"axes.facecolor": page}
+    style |= dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), letters)
     with plt.rc_context(style):
         figure, axes = plt.subplots(picture.panels, figsize=(5, picture.height), squeeze=False, layout="constrained")
         picture.draw(axes[:, 0], found)
     path.parent.mkdir(exist_ok=True)
     drawn = io.BytesIO()
-    figure.savefig(drawn, dpi=160, facecolor=paper)
+    figure.savefig(drawn, dpi=160, facecolor=page)
     plt.close(figure)
     Image.open(drawn).convert("RGB").quantize(128).save(path, optimize=True)  # a third of the bytes
 
@@ -581,11 +594,8 @@ def texts_of(recorded, draw=False):
             text = f'<img src="{path}" width="480" alt="{picture.tell(found)}">'
             if draw:
                 save(picture, found, path)
-            if picture.dark:
-                dark = path.with_name(f"{name}_dark.png")
-                text = f'<source media="(prefers-color-scheme: dark)" srcset="{dark}">\n{text}'
-                text = f"<picture>\n{text}\n</picture>"
-                if draw:
-                    save(picture, found, dark, DARK)
+                save(picture, found, path.with_name(f"{name}_dark.png"), DARK)
+            dark = f'<source media="(prefers-color-scheme: dark)" srcset="{path.with_name(f"{name}_dark.png")}">'
+            text = f"<picture>\n{dark}\n{text}\n</picture>"
             texts[f"picture-{name}"] = text
     return texts
