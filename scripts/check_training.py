@@ -353,10 +353,6 @@ class Clock:
 
 
 # ------------------------------------------------------------ watching
-class Enough(SystemExit):
-    """End the script after the last step."""
-
-
 @dataclasses.dataclass
 class Hidden:
     """Hold what may hide a part of the training from the check."""
@@ -436,11 +432,17 @@ class Optimizers:
         before = {id(optimizer) for optimizer in self.before}
         self.alive = [thing for thing in existing(torch.optim.Optimizer) if id(thing) not in before]
 
+    def is_lead(self, optimizer):
+        """Say whether this is the leading one, which a script may make anew in its loop."""
+        if optimizer is self.lead or (self.lead and ids_of(optimizer) == ids_of(self.lead)):
+            self.lead = optimizer
+            return True
+        return False
+
     def ends_iteration(self, optimizer, limit):
         """Count a step; say whether it is the lead's. Another optimizer that makes limit steps without it leads."""
         self.steps += 1
-        if optimizer is self.lead or ids_of(optimizer) == ids_of(self.lead):  # a script may make it anew in its loop
-            self.lead = optimizer
+        if self.is_lead(optimizer):
             self.others.clear()
             return True
         self.others[optimizer] += 1
@@ -454,23 +456,173 @@ class Optimizers:
 class Stepping:
     """Hold the optimizer step that is going on."""
 
-    frames: list = dataclasses.field(default_factory=list)  # of the steps that run: one may call another
     in_backward: bool = False  # does backward itself call the optimizer?
     weights: dict = dataclasses.field(default_factory=dict)  # record -> (key of its float32 copy, bit sum) before it
     gradients: dict = dataclasses.field(default_factory=dict)  # record -> (bit sum, largest) at it
 
 
-class Watch:
-    """Follow a training script by hooks that change nothing."""
+class Enough(SystemExit):
+    """End the script after the last step."""
+
+
+CALLERS = {"run_script", "called", "backward", "watched", "forward"}  # functions here that run the script's code
+LIBRARIES = re.compile(r"site-packages|dist-packages|<frozen|/lib/python")
+
+
+class Watcher:
+    """Follow a running script: the calls of its modules, its backward passes and the steps of its optimizers.
+
+    A subclass looks at what happens there: Watch below, and Child, by which compare_training.py records a script.
+    """
+
+    tool = "check_training"
+    files = frozenset([__file__])
+    callers = CALLERS
+    subject = "the script "  # begins a sentence on its exit status
+    raised = "the script raised "  # begins a sentence on its error
+
+    def __init__(self):
+        self.done = False
+        self.late = 0  # steps that the script makes then
+        self.backwards = 0  # backward passes until now
+        self.in_backward = False
+        self.frames = []  # of the optimizer steps that run: one may call another
+        self.optimizers = Optimizers()
+        self.undo = []  # what puts things back at the end
+
+    # -------------------------------------------------- for a subclass
+    def blind(self):
+        """Say whether to look away: at the end, and in another thread."""
+        return self.done or threading.current_thread() is not threading.main_thread()
+
+    def called(self, run, module, args, kwargs):
+        """Run a module's call."""
+        raise NotImplementedError
+
+    def around_backward(self, loss):
+        """Return the context of a backward pass. loss: the scalar from which it begins, or None."""
+        raise NotImplementedError
+
+    def before_step(self, optimizer):
+        """Look at an optimizer before its step."""
+
+    def look(self, optimizer):
+        """Look at the gradients that a step uses: before the step, or each time its closure has computed them."""
+        raise NotImplementedError
+
+    def after_step(self, optimizer):
+        """Look at an optimizer after its step."""
+        raise NotImplementedError
+
+    def end_unseen(self):
+        """End a script whose updates cannot be seen, or it would run to its own end."""
+        raise NotImplementedError
+
+    def end_process(self):
+        """End the process of a script that caught Enough."""
+        raise NotImplementedError
+
+    def keep_names(self, spaces):
+        """Take in the script's variables at its end, given as dictionaries."""
+
+    # -------------------------------------------------- backward and steps
+    def backward(self, run, roots, *args, **kwargs):
+        """Follow torch.autograd.backward, and give up after many of them without a step of an optimizer."""
+        if self.in_backward or self.blind():
+            return run(roots, *args, **kwargs)
+        self.backwards += 1
+        loss = next((root for root in tensors([roots]) if root.numel() == 1), None)
+        self.in_backward = True
+        try:
+            with self.around_backward(loss):
+                result = run(roots, *args, **kwargs)
+        finally:
+            self.in_backward = False
+        if self.waits_in_vain():
+            self.end_unseen()
+        return result
+
+    def waits_in_vain(self):
+        """Say whether many backward passes had no step of an optimizer. An optimizer may accumulate gradients."""
+        if self.optimizers.lead or self.backwards % BACKWARDS:
+            return False
+        return self.backwards >= MICRO_BATCHES or not existing(torch.optim.Optimizer)
+
+    def step_begins(self, optimizer, args, kwargs, frame):
+        """Look before an outermost step, or after its closure, which computes the gradients. frame: the step's."""
+        if self.blind():
+            self.end_late()
+            return None
+        self.frames = still_running(self.frames)  # without steps that raised an error
+        self.frames.append(frame)
+        if len(self.frames) > 1:
+            return None
+        self.before_step(optimizer)
+        closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+        if not callable(closure):
+            self.look(optimizer)
+            return None
+
+        @functools.wraps(closure)
+        def watched():
+            result = closure()
+            self.look(optimizer)
+            return result
+
+        if "closure" in kwargs:
+            return args, {**kwargs, "closure": watched}
+        return (args[0], watched, *args[2:]), kwargs
+
+    def step_ended(self, optimizer, frame):
+        """Look after an outermost step."""
+        if self.blind() or frame not in self.frames:
+            return
+        del self.frames[self.frames.index(frame) :]  # and those inside it that raised an error
+        if not self.frames:
+            self.after_step(optimizer)
+
+    # -------------------------------------------------- the end
+    def end(self):
+        """End the script."""
+        self.done = True
+        raise Enough(0)
+
+    def end_late(self):
+        """End a script that goes on although it was ended, as with a bare except around its step."""
+        if self.done and threading.current_thread() is threading.main_thread():
+            self.late += 1
+            if self.late > 2:  # fewer may belong to a finally
+                self.end_process()
+
+    def unhook(self):
+        """Put back what the watcher replaced, but for the hooks of the optimizers."""
+        for undo in self.undo:
+            undo()
+        self.undo.clear()
+
+    def failed(self, error):
+        """Say which error ended the script, and on which line of the user's code or of ours."""
+        frames = traceback.extract_tb(error.__traceback__)
+        known = [frame for frame in frames if frame.filename in self.files or not LIBRARIES.search(frame.filename)]
+        what = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+        last = known[-1] if known else None
+        if last and last.filename in self.files and last.name not in self.callers:
+            where = f"{os.path.basename(last.filename)}, line {last.lineno}"
+            return f"{self.tool} itself failed, not the script: {what} ({where})"
+        mine = [frame for frame in known if frame.filename not in self.files]
+        place = f" ({os.path.basename(mine[-1].filename)}, line {mine[-1].lineno})" if mine else ""
+        return f"{self.raised}{what}{place}"
+
+
+class Watch(Watcher):
+    """Look at a training script by hooks that change nothing."""
 
     def __init__(self, steps, go_on=False):
+        super().__init__()
         self.limit = steps
         self.go_on = go_on
-        self.done = False
         self.finish = None  # ends the process where the script catches Enough
-        self.late = 0  # steps that it makes then
         self.handing_out = 0  # calls of torch.autograd.grad that run
-        self.undo = []  # what puts things back at the end
         self.clock = Clock()
         self.step = Step()  # the one that is going on
         self.steps = []
@@ -478,14 +630,24 @@ class Watch:
         self.hidden = Hidden(compiled_graphs())
         self.models = Models()
         self.running = Running()
-        self.optimizers = Optimizers()
         self.stepping = Stepping()
 
     def blind(self):
-        """Say whether to keep still: at the end, in another thread, or where tensors have no values."""
-        return self.hidden.blind() or self.done or threading.current_thread() is not threading.main_thread()
+        """Say whether to look away: at the end, in another thread, or where tensors have no values."""
+        return self.hidden.blind() or super().blind()
 
     # -------------------------------------------------- modules
+    def called(self, run, module, args, kwargs):
+        """Run a module's call, and look at it if it is an outermost one."""
+        output = inputs = None
+        self.enter(module)
+        try:
+            output = run(module, *args, **kwargs)
+            inputs = (args, kwargs)
+            return output
+        finally:
+            self.leave(module, inputs, output)
+
     def enter(self, module):
         """Begin the forward phase where an outermost module with parameters is called."""
         if self.running.module is not None:
@@ -526,10 +688,10 @@ class Watch:
         if next(module.parameters(), None) is not None:
             self.models.outermost[self.running.module].guests[module] = type(module).__name__
 
-    def leave(self, module, args, kwargs, output):
+    def leave(self, module, inputs, output):
         """Remember an outermost module's call. The forward phase lasts until backward begins.
 
-        kwargs: None if the call raised an error. Such a batch cannot be run again.
+        inputs: args and kwargs; None if the call raised an error. Such a batch cannot be run again.
         """
         if module is not self.running.module:
             return
@@ -539,11 +701,11 @@ class Watch:
         self.running.module = None
         if self.blind():
             return
-        if kwargs is None or not torch.is_grad_enabled():
+        if inputs is None or not torch.is_grad_enabled():
             self.clock.switch(self.running.before)
             return
         with self.clock.paused():
-            self.remember(module, args, kwargs, output)
+            self.remember(module, *inputs, output)
 
     def remember(self, module, args, kwargs, output):
         """Keep what is needed to repeat the call, and ask which outputs the loss uses."""
@@ -605,16 +767,10 @@ class Watch:
             param.register_hook(functools.partial(self.arrive, record))
         return record
 
-    # -------------------------------------------------- calls without hooks
-    def find_hidden_calls(self, modules):
-        """Watch the calls that PyTorch gives no hook: of a module compiled in place, and of model.forward() itself."""
-        for module in modules:
-            call = module._compiled_call_impl
-            if call is not None and not hasattr(call, "watched"):
-                module._compiled_call_impl = functools.partial(self.hidden_call, module, call)
-                module._compiled_call_impl.watched = True
-        kinds = {type(root.model) for module, root in self.models.outermost.items() if root.model is not module}
-        for kind in kinds:
+    # -------------------------------------------------- model.forward(), called by itself
+    def watch_forwards(self):
+        """Watch the forward of whole models of which only a part was called: PyTorch gives it no hook."""
+        for kind in {type(root.model) for module, root in self.models.outermost.items() if root.model is not module}:
             if not hasattr(kind.forward, "watched"):
                 self.watch_forward(kind)
 
@@ -624,8 +780,10 @@ class Watch:
         original = kind.forward
 
         @functools.wraps(original)
-        def forward(module, *args, **kwargs):
-            return self.hidden_call(module, functools.partial(original, module), *args, **kwargs)
+        def forward(module, /, *args, **kwargs):
+            if torch.compiler.is_compiling():
+                return original(module, *args, **kwargs)
+            return self.called(original, module, args, kwargs)
 
         forward.watched = True
         kind.forward = forward
@@ -633,18 +791,6 @@ class Watch:
             self.undo.append(functools.partial(setattr, kind, "forward", own))
         else:
             self.undo.append(functools.partial(delattr, kind, "forward"))
-
-    def hidden_call(self, module, call, *args, **kwargs):
-        """Call a module as if it had hooks."""
-        if torch.compiler.is_compiling():
-            return call(*args, **kwargs)
-        output = None
-        self.enter(module)
-        try:
-            output = call(*args, **kwargs)
-            return output
-        finally:
-            self.leave(module, args, kwargs, output)
 
     # -------------------------------------------------- gradients
     def arrive(self, record, gradient):
@@ -664,13 +810,11 @@ class Watch:
             now = (weights, self.optimizers.steps, self.running.input_grad)
             record.arrivals.append(Arrival(step, largest(gradient), added, *now))
 
-    def backward(self, run, roots, *args, **kwargs):
-        """Time torch.autograd.backward and keep the loss that it begins from."""
-        if self.blind() or self.clock.phase == "backward":
-            return run(roots, *args, **kwargs)
+    @contextlib.contextmanager
+    def around_backward(self, loss):
+        """Time a backward pass and keep the loss that it begins from."""
         self.step.backwards += 1
         self.find_thawed()
-        loss = next((root for root in tensors([roots]) if root.numel() == 1), None)
         scalar = self.running.scalar
         if loss is not None and scalar and is_multiple(loss.grad_fn, scalar[1]):
             loss = scalar[0]
@@ -680,14 +824,11 @@ class Watch:
         grad = torch.autograd.grad
         torch.autograd.grad = functools.partial(self.hand_out, grad)  # only now: torch.compile knows the original
         try:
-            result = run(roots, *args, **kwargs)
+            yield
         finally:
             torch.autograd.grad = grad
             if self.clock.phase == "backward":
                 self.clock.switch("optimizer" if before == "optimizer" else "other")
-        if before != "optimizer":
-            self.give_up()
-        return result
 
     def find_thawed(self):
         """Take in parameters that need a gradient by now: a script may unfreeze them for its backward passes only."""
@@ -703,51 +844,32 @@ class Watch:
         finally:
             self.handing_out -= 1
 
-    def give_up(self):
-        """End a script whose updates cannot be seen, or it would run to its own end."""
-        if self.steps or self.go_on or self.step.backwards % BACKWARDS:
-            return
-        if self.step.backwards >= MICRO_BATCHES or not existing(torch.optim.Optimizer):
-            self.done = True
-            raise Enough(0)
+    def end_unseen(self):
+        """End the script, unless it shall run to its own end."""
+        if not self.go_on:
+            self.end()
 
     # -------------------------------------------------- optimizers
     def step_begins(self, optimizer, args, kwargs, frame):
-        """Look at the gradients before the step, or after its closure, which computes them. frame: the step's."""
+        """Note a step in another thread, which is not watched."""
         self.hidden.elsewhere |= threading.current_thread() is not threading.main_thread()
-        if self.blind():
-            self.end_late()
-            return None
-        self.stepping.frames = still_running(self.stepping.frames)  # without steps that raised an error
-        self.stepping.frames.append(frame)
-        if len(self.stepping.frames) > 1:
-            return None
+        return super().step_begins(optimizer, args, kwargs, frame)
+
+    def before_step(self, optimizer):
+        """Begin the optimizer's phase, and take the weights before it."""
         self.stepping.in_backward = self.clock.switch("optimizer") == "backward"
         with self.clock.paused():
             self.prepare(optimizer)
             self.weigh(optimizer)
-        closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
-        if not callable(closure):
-            self.look()
-            return None
 
-        @functools.wraps(closure)
-        def watched():
-            result = closure()
-            self.clock.switch("optimizer")
-            self.look()
-            return result
+    def end_process(self):
+        """Report from inside a script that caught Enough."""
+        if self.steps and self.finish:
+            self.finish()
 
-        if "closure" in kwargs:
-            return args, {**kwargs, "closure": watched}
-        return (args[0], watched, *args[2:]), kwargs
-
-    def end_late(self):
-        """End a script that goes on although it was ended, as with a bare except around its step."""
-        if self.done and self.steps and threading.current_thread() is threading.main_thread():
-            self.late += 1
-            if self.late > 2 and self.finish:  # fewer may belong to a finally
-                self.finish()
+    def keep_names(self, spaces):
+        """Keep the script's own names of its modules."""
+        self.models.own_names = names_in(spaces)
 
     def prepare(self, optimizer):
         """Record the parameters that modules and optimizers have by now."""
@@ -757,10 +879,10 @@ class Watch:
             self.models.alive = [thing for thing in found if issubclass(type(thing), nn.Module)]
             scalers = [thing for thing in found if issubclass(type(thing), torch.amp.GradScaler)]
             self.hidden.scaled = any(scaler.is_enabled() for scaler in scalers)
-            self.find_hidden_calls(self.models.alive)
             for root in self.models.outermost.values():
                 part, root.model = root.model, top_of(root.model, self.models.alive)
                 self.rename([part], root.model)
+            self.watch_forwards()
         for root in self.models.outermost.values():
             self.adopt(root.model)
             for guest, name in root.guests.items():
@@ -793,8 +915,9 @@ class Watch:
             if record.start is None:
                 record.start = value
 
-    def look(self):
+    def look(self, optimizer):
         """Keep the facts about the gradients that this step uses."""
+        self.clock.switch("optimizer")
         with self.clock.paused():
             present = [record for record in self.stepping.weights if record.param.grad is not None]
             gradients = [record.param.grad for record in present]
@@ -807,14 +930,8 @@ class Watch:
                     look_at_rows(record)
             self.step.gradients += len(present)
 
-    def step_ended(self, optimizer, frame):
+    def after_step(self, optimizer):
         """Judge the step. A step of the leading optimizer ends an iteration."""
-        frames = self.stepping.frames
-        if self.blind() or frame not in frames:
-            return
-        del frames[frames.index(frame) :]  # and those inside it that raised an error
-        if frames:
-            return
         with self.clock.paused():
             overflow = getattr(optimizer, "found_inf", None)
             if overflow is not None and float(overflow) > 0:
@@ -841,8 +958,7 @@ class Watch:
         self.clock.seconds = collections.Counter()
         if len(self.steps) >= self.limit and not self.go_on:
             self.optimizers.keep()
-            self.done = True
-            raise Enough(0)
+            self.end()
 
 
 # ------------------------------------------------------------ calls, losses and weights
@@ -997,45 +1113,43 @@ def ended_by_exception():
 
 
 @contextlib.contextmanager
-def hooked(watch):
+def hooked(watcher):
     """Install the hooks. They return at once while torch.compile traces them, so compiled code stays as it was."""
+    call = nn.Module.__call__
+    backward = torch.autograd.backward
 
-    def enter(module, args):
-        if not torch.compiler.is_compiling():
-            watch.enter(module)
-
-    def leave(module, args, *rest):  # after an exception PyTorch gives no keywords
-        if not torch.compiler.is_compiling():
-            watch.leave(module, args, rest[0] if len(rest) > 1 else None, rest[-1])
+    @functools.wraps(call)
+    def watched(module, /, *args, **kwargs):
+        if torch.compiler.is_compiling():
+            return call(module, *args, **kwargs)
+        return watcher.called(call, module, args, kwargs)
 
     def step_begins(optimizer, args, kwargs):
         if torch.compiler.is_compiling():
             return None
-        return watch.step_begins(optimizer, args, kwargs, sys._getframe(1))
+        return watcher.step_begins(optimizer, args, kwargs, sys._getframe(1))
 
     def step_ended(optimizer, args, kwargs):
         if not torch.compiler.is_compiling():
-            watch.step_ended(optimizer, sys._getframe(1))
+            watcher.step_ended(optimizer, sys._getframe(1))
 
-    backward = torch.autograd.backward
+    nn.Module.__call__ = watched
+    torch.autograd.backward = functools.wraps(backward)(functools.partial(watcher.backward, backward))
+    watcher.undo += [
+        functools.partial(setattr, nn.Module, "__call__", call),
+        functools.partial(setattr, torch.autograd, "backward", backward),
+    ]
     handles = [
-        module_hooks.register_module_forward_pre_hook(enter),
-        module_hooks.register_module_forward_hook(leave, with_kwargs=True, always_call=True),
         optimizer_hooks.register_optimizer_step_pre_hook(step_begins),
         optimizer_hooks.register_optimizer_step_post_hook(step_ended),
     ]
-    torch.autograd.backward = functools.wraps(backward)(functools.partial(watch.backward, backward))
     try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="Using `torch.compile.* global hooks")  # they are ours
-            yield
+        yield
     finally:
-        watch.done = True
-        torch.autograd.backward = backward
+        watcher.done = True
+        watcher.unhook()
         for handle in handles:
             handle.remove()
-        for undo in watch.undo:
-            undo()
 
 
 # ====================================================================================================================
@@ -2561,23 +2675,6 @@ def script_of(command):
     return command, runpy.run_path
 
 
-CALLERS = {"run_script", "backward", "forward", "hidden_call", "watched"}  # functions here that run the script's code
-LIBRARIES = re.compile(r"site-packages|dist-packages|<frozen|/lib/python")
-
-
-def sentence_on(error):
-    """Say which error ended the script, and on which line of the user's code or of this file."""
-    frames = traceback.extract_tb(error.__traceback__)
-    known = [frame for frame in frames if frame.filename == __file__ or not LIBRARIES.search(frame.filename)]
-    what = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
-    last = known[-1] if known else None
-    if last and last.filename == __file__ and last.name not in CALLERS:
-        return f"check_training itself failed, not the script: {what} (check_training.py, line {last.lineno})"
-    mine = [frame for frame in known if frame.filename != __file__]
-    place = f" ({os.path.basename(mine[-1].filename)}, line {mine[-1].lineno})" if mine else ""
-    return f"the script raised {what}{place}"
-
-
 def words_on_exit(code):
     """Say with which status sys.exit(code) ended the script; None if with 0."""
     if code in (None, 0):
@@ -2623,23 +2720,21 @@ def variables_of(error):
     return users + libraries
 
 
-def run_script(watch, command):
+def run_script(watcher, command):
     """Run the script under the hooks; return a sentence on how it failed, or None."""
     arguments, run = script_of(command)
     sys.argv = arguments
     sys.path[0] = os.getcwd() if command[0] == "-m" else os.path.dirname(os.path.realpath(arguments[0]))
     script = arguments[0] if command[0] == "-m" else os.path.abspath(arguments[0])  # as Python sets __file__
-    with hooked(watch), ended_by_exception():
+    with hooked(watcher), ended_by_exception():
         try:
-            watch.models.own_names = names_in([run(script, run_name="__main__")])
-        except Enough as end:
-            watch.models.own_names = names_in(variables_of(end))
+            watcher.keep_names([run(script, run_name="__main__")])
         except SystemExit as end:
-            watch.models.own_names = names_in(variables_of(end))
+            watcher.keep_names(variables_of(end))
             words = words_on_exit(end.code)
-            return f"the script {words}" if words else None
+            return f"{watcher.subject}{words}" if words else None
         except Exception as error:
-            return sentence_on(error)
+            return watcher.failed(error)
     return None
 
 
@@ -2712,8 +2807,8 @@ def main(argv=None):
         failure = str(error)
     if not watch.steps and failure is None:
         failure = "no torch.optim optimizer stepped in this process"
-        if watch.step.backwards >= BACKWARDS:
-            failure += f" in {watch.step.backwards} backward passes"
+        if watch.backwards >= BACKWARDS:
+            failure += f" in {watch.backwards} backward passes"
         if watch.hidden.captured:
             failure += ": the step is in a GPU graph, so switch graphs off"
         elif watch.hidden.elsewhere:
@@ -2723,7 +2818,7 @@ def main(argv=None):
         elif bad := [record for record in watch.records.values() if record.overflows]:
             failure += f": NaN or infinity in all gradients of {short(bad)}, and a gradient scaler skips such steps"
             failure += f"; {NEXT['not_finite']}"
-        elif watch.step.backwards:
+        elif watch.backwards:
             failure += ": updates by hand can't be watched"
         else:
             failure += ": give the command that trains, and start several processes with torchrun"

@@ -3,8 +3,11 @@
     python child.py '{"command": ["train.py"], "folder": "/tmp/x", "steps": 3, "inbox": 5, "outbox": 6}'
 
 The script runs unchanged. In each of its first steps it is held at the first call of its model, where it hands over its
-weights or takes others, and is recorded until the next one. Then the hooks are gone but for the one that counts steps,
+weights or takes others, and is recorded until the next one. Then the hooks are gone but for those that count steps,
 and the script runs so many steps of its own loop whenever it is asked. Messages are lines of JSON, tensors are files.
+
+How a running script is followed is the Watcher's in check_training.py. That file is loaded under a private name, and
+nothing else of ours is imported: the script's project may have modules called check_training or common.
 
 The random state is set at the entry of each recorded call, and put back after it: what the model draws changes neither
 the other calls nor the batches. A script that draws nothing inside its model computes its own numbers.
@@ -18,16 +21,13 @@ import os
 import pathlib
 import random
 import sys
-import threading
 import time
 import traceback
 
 import torch
 from torch import nn
-from torch.optim import optimizer as optimizer_hooks
 from torch.utils import _pytree as pytree
 
-CALLERS = {"call", "recorded", "traced", "watched", "backward", "counted", "run"}  # run the script's code
 OUTPUTS = 3  # of a model, whose gradients are compared
 SAMPLE = 4096  # elements kept of what a module takes and returns
 SETTINGS = "lr betas eps weight_decay momentum dampening nesterov amsgrad alpha rho".split()
@@ -44,6 +44,7 @@ def load_check():
 
 
 check = load_check()
+leave = os._exit  # the watcher replaces it, because a script may call it
 
 
 # ---------------------------------------------------------------- random state
@@ -177,22 +178,23 @@ def settings_of(group):
 # ---------------------------------------------------------------- the child
 
 
-class Ended(SystemExit):
-    """End the script where the parent has all that it needs, or can have nothing."""
+class Child(check.Watcher):
+    """Record a script, and answer the parent."""
 
-
-class Child:
-    """Follow a script, and answer the parent."""
+    tool = "compare_training"
+    files = check.Watcher.files | {__file__}
+    callers = check.CALLERS | {"recorded", "traced", "counted"}
+    subject = "it "
+    raised = ""
 
     def __init__(self, request):
+        super().__init__()
         self.steps_wanted = request["steps"]
         self.folder = pathlib.Path(request["folder"])
         self.inbox = os.fdopen(request["inbox"])
         self.outbox = os.fdopen(request["outbox"], "w")
-        self.main = threading.current_thread()
         self.files = 0
-        self.phase = "start"  # start, recording, recorded, timing
-        self.undo = []
+        self.phase = "start"  # start, recording, recorded, timing, ended
         # the model
         self.tops = {}  # root module -> the whole model around it
         self.model = None
@@ -203,10 +205,8 @@ class Child:
         self.calls = 0
         self.trace = None  # what the modules of a step's first call took and returned
         # the loop
-        self.in_backward = False
-        self.backwards = 0
         self.scalers = None
-        self.lead = None  # the optimizer whose steps are counted
+        self.looked = False  # were the gradients of the optimizer's step recorded already?
         self.steps = 0
         self.saved = 0
         self.held = {}  # name -> (optimizer, its parameter: the model's own, or a float32 master of it)
@@ -237,11 +237,8 @@ class Child:
     def next_request(self):
         line = self.inbox.readline()
         if not line:  # the parent is gone
-            os._exit(0)
+            leave(0)
         return json.loads(line)
-
-    def listens(self):
-        return self.phase in ("start", "recording") and threading.current_thread() is self.main
 
     # ------------------------------------------------------------ modules
     def is_root(self, module):
@@ -252,8 +249,10 @@ class Child:
             return False
         return any(param.requires_grad and check.has_values(param) for param in check.params_of(module))
 
-    def call(self, run, module, args, kwargs):
+    def called(self, run, module, args, kwargs):
         """Run a module's call; hold, seed and record it if it is an outermost one."""
+        if self.phase not in ("start", "recording") or self.blind():
+            return run(module, *args, **kwargs)
         if self.running:
             return self.traced(run, module, args, kwargs)
         if not self.is_root(module):
@@ -413,7 +412,7 @@ class Child:
             if len(own) > len(values):
                 raise TypeError(f"it takes {len(own)} tensors, but the other script's gets {len(values)}")
             with seeded(1):
-                output = self.traced(self.original_call, module, args, kwargs)
+                output = module(*args, **kwargs)
             trace = self.trace
             outputs = [item for item in check.tensors(output) if item.requires_grad and item.is_floating_point()]
             if not outputs:
@@ -438,42 +437,33 @@ class Child:
                     buffer.copy_(value)
 
     # ------------------------------------------------------------ backward
-    def backward(self, run, roots, *args, **kwargs):
-        """Record the scalar that backward begins from, without a gradient scaler's factor."""
-        if self.in_backward or threading.current_thread() is not self.main:
-            return run(roots, *args, **kwargs)
-        if self.phase == "recording" and not is_capturing():
-            loss = next((root for root in check.tensors([roots]) if root.numel() == 1), None)
-            if loss is not None:
-                self.step["losses"].append(float(loss.detach()) / self.scale())
-        self.in_backward = True
-        try:
-            result = run(roots, *args, **kwargs)
-        finally:
-            self.in_backward = False
-        if self.phase == "recording" and not is_capturing():
-            scale = self.scale()
-            with_grad = {name: param for name, param in self.model.named_parameters() if param.grad is not None}
-            late = [check.clean(name) for name, param in with_grad.items() if id(param) not in self.names]
-            if late:
-                self.end(f"its model gets {check.folded(late, 3)} after its first call: make all parameters before it")
-            given = {self.names[id(param)]: param.grad for param in with_grad.values()}
-            self.step["given"] = {name: on_cpu(gradient) / scale for name, gradient in given.items()}
-        self.backwards += 1
-        self.give_up()
-        return result
+    @contextlib.contextmanager
+    def around_backward(self, loss):
+        """Record the scalar that backward begins from, without a gradient scaler's factor, and what it computes."""
+        if self.phase != "recording" or is_capturing():
+            yield
+            return
+        if loss is not None:
+            self.step["losses"].append(float(loss.detach()) / self.scale())
+        yield
+        scale = self.scale()
+        with_grad = {name: param for name, param in self.model.named_parameters() if param.grad is not None}
+        late = [check.clean(name) for name, param in with_grad.items() if id(param) not in self.names]
+        if late:
+            self.end_because(
+                f"its model gets {check.folded(late, 3)} after its first call: make all parameters before it"
+            )
+        given = {self.names[id(param)]: param.grad for param in with_grad.values()}
+        self.step["given"] = {name: on_cpu(gradient) / scale for name, gradient in given.items()}
 
     def scale(self):
         if self.scalers is None:
             self.scalers = [scaler for scaler in check.existing(torch.amp.GradScaler) if scaler.is_enabled()]
         return self.scalers[0].get_scale() if self.scalers else 1.0
 
-    def give_up(self):
+    def end_unseen(self):
         """End a script that has no optimizer's step."""
-        if self.steps or self.lead or self.backwards % check.BACKWARDS:
-            return
-        if self.backwards >= check.MICRO_BATCHES or not check.existing(torch.optim.Optimizer):
-            self.end(self.why_it_ended())
+        self.end_because(self.why_it_ended())
 
     # ------------------------------------------------------------ optimizers
     def new_step(self):
@@ -523,32 +513,16 @@ class Child:
         now = self.sums_of(names)
         self.step["outside"] += [name for name, total in now.items() if total != self.sums.get(name, total)]
 
-    def step_begins(self, optimizer, args, kwargs):
-        """Look at an optimizer before its step, or once its closure has computed the gradients."""
-        closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
-        if not callable(closure) or not self.listens():
-            self.look(optimizer)
-            return None
-        calls = []
-
-        @functools.wraps(closure)
-        def watched():
-            calls.append(closure())
-            if len(calls) == 1:
-                self.look(optimizer)
-            return calls[-1]
-
-        if "closure" in kwargs:
-            return args, {**kwargs, "closure": watched}
-        return (args[0], watched, *args[2:]), kwargs
+    def before_step(self, optimizer):
+        """Begin a step: only what its closure computes first is recorded."""
+        self.looked = False
 
     @torch.no_grad()
     def look(self, optimizer):
         """Record the gradients and the settings of an optimizer's step."""
-        if self.phase != "recording" or self.model is None:
+        if self.phase != "recording" or self.looked or is_capturing():
             return
-        if torch.compiler.is_compiling() or is_capturing():
-            return
+        self.looked = True
         self.steps_in_backward |= self.in_backward
         scale = getattr(optimizer, "grad_scale", None)  # a fused step that divides by the scaler's factor itself
         if not any(self.name_of(param) for param in check.params_of(optimizer)):
@@ -558,7 +532,7 @@ class Child:
                 name = self.name_of(param)
                 if name is None:
                     continue
-                self.lead = self.lead or optimizer
+                self.optimizers.lead = self.optimizers.lead or optimizer
                 self.kinds.add(type(optimizer).__name__)
                 self.step["settings"][name] = settings_of(group)
                 is_new = name not in self.held
@@ -571,29 +545,22 @@ class Child:
                     self.step["gradients"][name] = on_cpu(gradient)
 
     @torch.no_grad()
-    def step_ended(self, optimizer, args, kwargs):
+    def after_step(self, optimizer):
         """Count a step if it is the lead's; what changes its weights after it is another thing."""
-        if torch.compiler.is_compiling():
-            return
         if is_capturing():
-            self.captured |= optimizer is self.lead
+            self.captured |= optimizer is self.optimizers.lead
             return
         if self.phase == "recording":
             mine = {self.names.get(id(param)) for param in check.params_of(optimizer)}
             self.sums |= self.sums_of(mine & self.held.keys())
-        if optimizer is self.lead or self.replaces_lead(optimizer):
-            self.lead = optimizer
+        if self.optimizers.is_lead(optimizer):
             self.count()
-
-    def replaces_lead(self, optimizer):
-        """Tell whether an optimizer holds the lead's parameters, as one that a script makes anew in its loop."""
-        return bool(self.lead) and check.ids_of(optimizer) == check.ids_of(self.lead)
 
     def count(self):
         """Count a step of the loop; hold it where the parent waits for it."""
         self.steps += 1
         if self.phase == "recording" and self.captured:
-            self.end("its step went into a GPU graph before it could be recorded: switch graphs off")
+            self.end_because("its step went into a GPU graph before it could be recorded: switch graphs off")
         if self.phase == "timing":
             self.left -= 1
             if not self.left:
@@ -618,9 +585,7 @@ class Child:
     def hand_over(self):
         """End the recording, remove what recorded, and wait for the first steps to be timed."""
         self.say_recorded()
-        for undo in self.undo:
-            undo()
-        self.undo.clear()
+        self.unhook()
         self.phase = "timing"
         self.wait()
 
@@ -673,36 +638,22 @@ class Child:
             return f"no torch.optim optimizer stepped {passes}: updates by hand can't be compared"
         return "short"
 
-    def end(self, reason):
+    def end_because(self, reason):
         """End the script with a reason for the parent."""
         self.say("ended", reason=reason, steps=self.steps)
         self.phase = "ended"
-        raise Ended(0)
+        self.end()
 
-    # ------------------------------------------------------------ hooks
-    def install(self):
-        """Watch the calls of modules, backward, the optimizers and the replays of GPU graphs."""
-        call = self.original_call = nn.Module.__call__
-        backward = torch.autograd.backward
+    def end_process(self):
+        """End the process of a script that goes on although it was ended."""
+        leave(0)
 
-        @functools.wraps(call)
-        def watched(module, *args, **kwargs):
-            if torch.compiler.is_compiling() or not self.listens():
-                return call(module, *args, **kwargs)
-            return self.call(call, module, args, kwargs)
+    def failed(self, error):
+        """Say which error ended the script. The parent may show its traceback."""
+        traceback.print_exception(error)
+        return super().failed(error)
 
-        nn.Module.__call__ = watched
-        torch.autograd.backward = functools.wraps(backward)(functools.partial(self.backward, backward))
-        begins = optimizer_hooks.register_optimizer_step_pre_hook(self.step_begins)
-        optimizer_hooks.register_optimizer_step_post_hook(self.step_ended)
-        self.undo = [
-            functools.partial(setattr, nn.Module, "__call__", call),
-            functools.partial(setattr, torch.autograd, "backward", backward),
-            begins.remove,
-        ]
-        if torch.cuda.is_available():
-            self.count_replays()
-
+    # ------------------------------------------------------------ GPU graphs
     def count_replays(self):
         """Count the replay of a GPU graph as a step, if the optimizer's step was captured."""
         replay = torch.cuda.CUDAGraph.replay
@@ -718,41 +669,15 @@ class Child:
 # ---------------------------------------------------------------- the script
 
 
-def sentence_on(error):
-    """Say which error ended the script, and where in the user's code."""
-    frames = traceback.extract_tb(error.__traceback__)
-    ours = (__file__, check.__file__)
-    what = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
-    known = [frame for frame in frames if frame.filename in ours or not check.LIBRARIES.search(frame.filename)]
-    last = known[-1]
-    if last.filename in ours and last.name not in CALLERS:
-        where = f"{os.path.basename(last.filename)}, line {last.lineno}"
-        return f"compare_training itself failed, not the script: {what} ({where})"
-    mine = [frame for frame in known if frame.filename not in ours]
-    place = f" ({os.path.basename(mine[-1].filename)}, line {mine[-1].lineno})" if mine else ""
-    return f"{what}{place}"
-
-
 def run(request):
     """Run the script under the hooks, and tell the parent how it ended."""
     child = Child(request)
-    arguments, start = check.script_of(request["command"])
-    module = request["command"][0] == "-m"
-    sys.argv = arguments
-    sys.path[0] = os.getcwd() if module else os.path.dirname(os.path.realpath(arguments[0]))
     seed(0)  # for a script that sets no seed
-    child.install()
-    reason = None
-    try:
-        start(arguments[0] if module else os.path.abspath(arguments[0]), run_name="__main__")
-    except Ended:
+    if torch.cuda.is_available():
+        child.count_replays()
+    reason = check.run_script(child, request["command"])
+    if child.phase == "ended":
         return
-    except SystemExit as end:
-        words = check.words_on_exit(end.code)
-        reason = f"it {words}" if words else None
-    except Exception as error:
-        traceback.print_exc()
-        reason = sentence_on(error)
     if child.phase == "recording" and child.steps and reason is None:
         child.say_recorded()
     child.say("ended", reason=reason or child.why_it_ended(), steps=child.steps)
@@ -762,7 +687,7 @@ def main(argument):
     run(json.loads(argument))
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(0)  # a script's threads may wait for it
+    leave(0)  # a script's threads may wait for it
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ import json
 import os
 import pathlib
 import re
+import subprocess
 import sys
 from multiprocessing.connection import Connection
 from types import SimpleNamespace
@@ -13,6 +14,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+import check_training
 import compare_training
 from common.own_script import child, judge, report, runs, speed
 from common.own_script.names import Pair, Unpaired, in_parts, orders, pair_names, to_new
@@ -79,6 +81,83 @@ def write(tmp_path):
         return path
 
     return make
+
+
+# ---------------------------------------------------------------- one watcher, in a project with any names
+PROJECT = {
+    "common/__init__.py": "",
+    "common/data.py": "import torch\n\ndef batch():\n    return torch.randn(3, 2)\n",
+    "check_training.py": "RATE = 0.1\n",
+    "train.py": """
+import torch
+import check_training
+from common.data import batch
+model = torch.nn.Linear(2, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=check_training.RATE)
+for _ in range(12):
+    optimizer.zero_grad()
+    model(batch()).square().mean().backward()
+    optimizer.step()
+""",
+}
+
+
+@pytest.fixture
+def project(tmp_path):
+    for name, text in PROJECT.items():
+        path = tmp_path / "project" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return path
+
+
+def test_a_project_may_have_modules_called_common_and_check_training(project):
+    """Both tools in processes of their own: a fork of the tests has imported ours."""
+    run = runs.Run("old", [str(project)], 1)
+    try:
+        assert run.answer(100)["at"] == "model"
+        run.ask(do="record")
+        assert [run.answer(100)["at"] for _ in range(2)] == ["step", "recorded"]
+    finally:
+        run.end()
+    command = [sys.executable, check_training.__file__, "--no-slopes", "--", str(project)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0 and "2 of 2 tensors" in done.stdout, done.stdout + done.stderr
+
+
+TWO_IN_ONE = """
+import torch
+
+class Outer(torch.optim.SGD):
+    def step(self, closure=None):
+        torch.optim.SGD(self.param_groups, lr=0.1).step()
+
+model = torch.nn.Linear(2, 2)
+optimizer = Outer(model.parameters(), lr=0.1)
+for number in range(60):
+    print("step", number, flush=True)
+    optimizer.zero_grad()
+    model(torch.randn(3, 2)).square().mean().backward()
+    optimizer.step()
+"""
+
+
+def test_an_optimizer_that_calls_another_one_makes_one_step(write, monkeypatch):
+    """In the recorded steps and in the timed ones: the inner optimizer holds the same parameters."""
+    monkeypatch.setattr(runs, "start_child", Forked)
+    run = runs.Run("old", [str(write("outer", TWO_IN_ONE))], 3)
+    numbers = []
+    try:
+        while (message := run.answer(100))["at"] != "recorded":
+            if message["at"] == "step":
+                numbers.append(message["number"])
+            else:
+                run.ask(do="record")
+        run.ask(steps=5, reset=False)
+        assert run.answer(100)["at"] == "steps"
+        assert numbers == [1, 2, 3] and run.log.read_text().split()[-1] == "7"
+    finally:
+        run.end()
 
 
 # ---------------------------------------------------------------- the verdict on the computation
