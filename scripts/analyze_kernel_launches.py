@@ -3,8 +3,8 @@
 
 example: python analyze_kernel_launches.py --trace-file results.csv --steps 30
 
-Reads kernel traces of rocprofv3 and rocprof (CSV or database), Nsight Systems and PyTorch. The GPU is busy while a
-kernel or copy runs on any queue, and idle otherwise. Every gap inside a step counts, however short. If the trace has
+Reads any profile with a row per launch: YOUR_OWN_SCRIPT.md lists the formats. The GPU is busy while a kernel or copy
+runs on any queue, and idle otherwise. Every gap inside a step counts, however short. If the trace has
 the CPU's calls too, as PyTorch's traces do, the tool says why the GPU idled and what the CPU did in the longest gaps.
 """
 

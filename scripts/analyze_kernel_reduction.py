@@ -4,15 +4,16 @@
 example: python analyze_kernel_reduction.py --baseline ../version1_pytorch_baseline/pytorch_profiles
              --fused ./fusion_analysis
 
-Reads PyTorch traces, and the files of rocprofv3 and Nsight Systems (for those, give the number of steps). From two
-folders it takes the newest two traces with the same settings. A CPU launches no kernels, so there it counts the
-operators that compute.
+Reads the formats that YOUR_OWN_SCRIPT.md lists. Where a file doesn't mark its steps, give their number. Of two folders
+it takes the newest two traces with the same settings. A CPU launches no kernels, so there it counts the operators that
+compute.
 """
 
 import sys
 
 from common.command_line import Parser, add_gpu, add_steps
-from common.profiles import INTERPRETED, group_cells, groups_per_step, read_pair, short, sums
+from common.profiles import read_pair, short, sums
+from common.profiles.comparison import compared
 from common.tables import emit, text_table
 
 NAMES = ("baseline", "fused")
@@ -31,20 +32,16 @@ def changes(before, after):
 
 def analyze(options):
     pair = read_pair(options.baseline, options.fused, (options.baseline_steps, options.fused_steps), options.gpu)
-    groups = [groups_per_step(one, f"--{name}-steps") for one, name in zip(pair, NAMES, strict=True)]
-    unit = pair[0].unit
+    profiles = dict(zip(NAMES, pair, strict=True))
+    found = compared(profiles, "--{name}-steps")
     changed = changes(*pair)
-    header = [f"{unit} per step", "baseline", "fused", "fewer", "baseline ms", "fused ms"]
-    lines = [f"{name:<9} {one.title}, {one.steps} steps" for name, one in zip(NAMES, pair, strict=True)]
-    lines += ["", text_table(header, group_cells(*groups))]
-    lines += dict.fromkeys(remark for one in pair for remark in one.remarks)
-    if any(one.interpreted for one in pair):
-        lines.append(INTERPRETED)
-    lines += ["", f"{unit} whose number changed most, per step"]
+    header = [f"{found.unit} per step", "baseline", "fused", "fewer", "baseline ms", "fused ms"]
+    lines = [f"{name:<9} {one.title}, {one.steps} steps" for name, one in profiles.items()]
+    lines += ["", text_table(header, found.rows()), *found.remarks]
+    lines += ["", f"{found.unit} whose number changed most, per step"]
     lines += [f"{number:+10,.1f}  {short(name, 90)}" for name, number in list(changed.items())[:SHOWN] if number]
-    before, after = (found["all"]["calls"] for found in groups)
-    lines += ["", f"{before:,.0f} {unit} per step became {after:,.0f}"]
-    emit(dict(zip(NAMES, groups, strict=True)) | {"change": changed}, "\n".join(lines), options.json)
+    lines += ["", found.sentence]
+    emit(found.groups | {"change": changed}, "\n".join(lines), options.json)
 
 
 def main(argv=None):

@@ -23,7 +23,8 @@ from common import report
 from common.command_line import Failure, Parser, load_script, positive, progress, result_folder, script_path, with_sizes
 from common.measuring.accuracy import Reference, outcome, verdict
 from common.measuring.runs import TimeLimit, run_in_rounds, train
-from common.profiles import INTERPRETED, groups_per_step, read_profile
+from common.profiles import INTERPRETED, read_profile
+from common.profiles.comparison import compared
 from common.ratios import ROUNDS_NEEDED, counted, furthest, gain, median, noise_line, ratios
 from common.step_parts import GROUPS, PHASES
 from common.tables import emit, rounded, text_table
@@ -188,19 +189,18 @@ def finding(rows):
 # ---------------------------------------------------------------- report
 
 
-def kernel_section(unit, groups_of):
-    """Return the stacked bars and the table of kernels, or operators, by group.
-
-    unit: "kernels" or "operators". groups_of: {version: result of groups_per_step}.
-    """
+def kernel_section(comparison):
+    """Return the stacked bars and the table of kernels, or operators, by group, and the remarks on them."""
     lines = []
+    groups_of = comparison.groups
     for group in (*GROUPS, "all"):
         cells = [groups[group]["ms"] if group in groups else None for groups in groups_of.values()]
         if any(cell is not None for cell in cells):
             lines.append([f"{group} ms", *map(rounded, cells)])
+    unit = comparison.unit
     lines.append([f"{unit} per step", *(f"{groups['all']['calls']:,.0f}" for groups in groups_of.values())])
     bars = report.group_bars(groups_of, f"Time of each group of {unit} per step, profiled without a graph.")
-    return [bars, report.table(["", *groups_of], lines)]
+    return [bars, report.table(["", *groups_of], lines), *map(report.text, comparison.remarks)]
 
 
 def profiled(paths, argv, folder):
@@ -221,13 +221,12 @@ def write_report(content, paths, folder):
     if not timed:
         raise Failure(1, f"no report: {'; '.join(notes)}")
     names = [row["name"] for row in content["rows"] if not row["interpreted"]]
-    profiles = profiled({name: paths[name] for name in names}, content["options"], folder)
-    content["kernels"] = {name: groups_per_step(profile) for name, profile in profiles.items()}
-    unit = next(iter(profiles.values())).unit
+    comparison = compared(profiled({name: paths[name] for name in names}, content["options"], folder))
+    content["kernels"] = comparison.groups
     bars = report.step_bars(timed, f"Time per step with its quartiles, and the speed-up over {timed[0]['name']}.")
     sections = [
         ("The steps", [bars, report.table(*table_of(content))]),
-        ("Where the time goes", kernel_section(unit, content["kernels"])),
+        ("Where the time goes", kernel_section(comparison)),
     ]
     html = report.page("Comparison of the versions", facts_of(content), [finding(timed), *notes], sections)
     (folder / "report.html").write_text(html, encoding="utf-8")

@@ -15,7 +15,8 @@ import sys
 from common import report
 from common.command_line import Failure, Parser, progress, result_folder, with_sizes
 from common.files import errors_of, read_object
-from common.profiles import INTERPRETED, group_cells, groups_per_step, newest_alike, read_pair
+from common.profiles import newest_alike, read_pair
+from common.profiles.comparison import compared
 from common.tables import emit, rounded
 from common.versions import REPOSITORY
 
@@ -60,27 +61,23 @@ def newest_pair(folders):
     return results, read_pair(*(content["trace"] for content in chosen))
 
 
-def findings(results, traces, groups):
+def findings(results, comparison):
     """Return the sentences of the report: step time, speed-up, number of kernels, and warnings."""
-    before, after = (f"{one['all']['calls']:,.0f}" for one in groups)
     step = f"{results[1]['name'].capitalize()} takes {rounded(results[1]['step_ms']['median'])} ms per step"
-    lines = [f"{step}, {report.times_as_fast(*results)}. {before} {traces[0].unit} per step became {after}."]
+    lines = [f"{step}, {report.times_as_fast(*results)}. {comparison.sentence}."]
     for result in results:
         if result["parameters_trained"] != result["parameters"]:
             lines.append(f"{result['name'].capitalize()} does not train every parameter: its speed means nothing.")
-    if any(trace.interpreted for trace in traces):
-        lines.append(INTERPRETED)
-    return lines
+    return [*lines, *comparison.remarks]
 
 
-def report_text(results, traces, groups, notice):
+def report_text(results, traces, comparison, notice):
     """Return the report as Markdown."""
     names = [result["name"] for result in results]
-    unit = traces[0].unit
-    header = [f"{unit} per step", *names, "fewer", *(f"ms, {name}" for name in names)]
+    header = [f"{comparison.unit} per step", *names, "fewer", *(f"ms, {name}" for name in names)]
     sections = [
         ("The steps", [report.table(["", *names], report.result_lines(results))]),
-        (f"{unit.capitalize()} by group", [report.table(header, group_cells(*groups))]),
+        (f"{comparison.unit.capitalize()} by group", [report.table(header, comparison.rows())]),
     ]
     facts = [*report.facts_of(results[1]), *zip(names, [trace.title for trace in traces], strict=True)]
     return report.markdown(f"Fusion report: {' and '.join(names)}", facts, notice, sections)
@@ -97,11 +94,12 @@ def generate(options, rest):
         if not name:
             profile_version(version, folders[-1], rest)
     results, traces = newest_pair(folders)
-    groups = [groups_per_step(trace) for trace in traces]
-    notice = findings(results, traces, groups)
+    comparison = compared({result["name"]: trace for result, trace in zip(results, traces, strict=True)})
+    notice = findings(results, comparison)
     target = result_folder(folder, "--output-dir") / pathlib.Path(options.output).name
-    target.write_text(report_text(results, traces, groups, notice), encoding="utf-8")
-    content = {"versions": results, "traces": [trace.title for trace in traces], "groups": groups}
+    target.write_text(report_text(results, traces, comparison, notice), encoding="utf-8")
+    content = {"versions": results, "traces": [trace.title for trace in traces]}
+    content["groups"] = list(comparison.groups.values())
     emit(content, "\n".join([*notice, f"wrote {target}"]), options.json)
 
 

@@ -12,21 +12,21 @@ import re
 import sys
 
 from common.command_line import Failure, Parser, add_gpu, positive
-from common.files import EMPTY, content_of, errors_of, number
+from common.files import errors_of, number
 from common.profiles import (
+    DATABASE,
     GPU_COLUMNS,
     PROCESS_COLUMNS,
-    SQLITE,
+    TABLE,
     check_one_result,
     clean,
     columns_of,
     count_of,
-    database,
     group_of,
     labels_of,
     matching,
     old_counters,
-    read_table,
+    opened,
     short,
     shown_names,
 )
@@ -41,22 +41,27 @@ SHOWN = 6  # counters; the CSV holds all of them
 
 def read_file(path):
     """Return [((process, GPU), kernel, counter, unit, value)] of every launch in a file."""
-    content = content_of(path)
-    if not content:
-        raise Failure(2, EMPTY)
-    if content.startswith(SQLITE):
-        with database(path) as (connection, names):
-            if "counters_collection" not in names:
-                return []
-            place = ", ".join(columns_of(connection, "counters_collection", PROCESS_COLUMNS, GPU_COLUMNS))
-            query = f"SELECT {place}, kernel_name, counter_name, value FROM counters_collection"
-            return [
-                ((process, gpu), clean(kernel), clean(counter), "", number(value))
-                for process, gpu, kernel, counter, value in connection.execute(query)
-            ]
-    if content.lstrip()[:1] in (b"{", b"["):
-        raise Failure(2, "is JSON, not a table of counters: read traces with kernel_times.py")
-    header, rows = read_table(content.decode("utf-8", errors="replace"))
+    with opened(path) as (container, content):
+        if container == DATABASE:
+            return counters_in_database(content)
+        if container == TABLE:
+            return counters_in_table(content)
+        raise Failure(2, f"is {container}, not a table of counters: read traces with kernel_times.py")
+
+
+def counters_in_database(found):
+    if "counters_collection" not in found.names:
+        return []
+    place = ", ".join(columns_of(found.connection, "counters_collection", PROCESS_COLUMNS, GPU_COLUMNS))
+    query = f"SELECT {place}, kernel_name, counter_name, value FROM counters_collection"
+    return [
+        ((process, gpu), clean(kernel), clean(counter), "", number(value))
+        for process, gpu, kernel, counter, value in found.connection.execute(query)
+    ]
+
+
+def counters_in_table(table):
+    header, rows = table
     metrics = [column for column in header if "__" in column]
     if {"name", "counter", "value"} <= set(header):
         found = []

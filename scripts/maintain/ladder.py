@@ -34,6 +34,7 @@ from common.command_line import PRESETS, SHORT_PRECISIONS, Failure, Parser
 from common.formulas.occupancy import TARGETS
 from common.machine.environment import numbers, rocm_builds
 from common.measuring.suite_results import MODELS, configurations, ratios_between, table_of
+from common.profiles.formats import table_of_formats
 from common.ratios import counted, furthest, gain_text, noise_line, noisiest, noisiest_line, ratios
 from common.tables import known, markdown_table, rounded
 from common.versions import REPOSITORY, SCRIPTS
@@ -489,7 +490,8 @@ def tables_of(recorded):
     made |= {"expected": expected_table([column for _, column in ladders_of_gpus(recorded)])}
     made |= {"losses": losses_text(recorded, origin)}
     made |= traces_texts(recorded, origin)
-    return {name: text for name, text in made.items() if text} | {"tested_on": tested_on(RECORDED)}
+    made |= {"formats": table_of_formats(), "tested_on": tested_on(RECORDED)}
+    return {name: text for name, text in made.items() if text}
 
 
 def faults_of_record(recorded):

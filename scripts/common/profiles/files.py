@@ -8,11 +8,12 @@ import re
 import zlib
 
 from common.command_line import Failure
+from common.profiles.csv_files import A_ROW_PER_LAUNCH
+from common.profiles.formats import FORMATS, TRACE, read_file
 from common.profiles.model import EACH, check_one_gpu, unlike
-from common.profiles.readers import A_ROW_PER_LAUNCH, read_file
 
 # A folder is searched for PyTorch's traces, then for these: of the first pattern found all files, one per process.
-OTHER_PROFILERS = ("*kernel_trace.csv", "*.db", "*.rpd", "*.sqlite", "*.proto", "*.pftrace")
+OTHER_PROFILERS = [pattern for one in FORMATS if one is not TRACE for pattern in one.files]
 
 
 def matching(folder, pattern):
@@ -43,7 +44,7 @@ def files_of(path):
     if len(ranks) > 1:
         names = f"name the trace of one, such as {foreign[0][0].relative_to(path)}"
         raise Failure(2, f"{path} holds the traces of {len(ranks)} ranks: {names}")
-    packed = [file for file, _ in foreign] or matching(path, "*trace*.json.gz")
+    packed = [file for file, _ in foreign] or matching(path, f"{TRACE.files[0]}.gz")
     if packed:
         raise Failure(
             2,
@@ -61,8 +62,9 @@ def check_one_result(folder):
 
 def whole_traces(folder):
     """Return PyTorch's traces of whole steps in a folder, the newest first. Failure if it holds only partial ones."""
-    files = sorted(matching(folder, "*trace*.json"), key=lambda file: (-file.stat().st_mtime, file.name))
-    packed = [file for file in matching(folder, "*trace*.json.gz") if files and is_newer(file, files[0])]
+    (pattern,) = TRACE.files
+    files = sorted(matching(folder, pattern), key=lambda file: (-file.stat().st_mtime, file.name))
+    packed = [file for file in matching(folder, f"{pattern}.gz") if files and is_newer(file, files[0])]
     if packed:
         raise Failure(2, f"{packed[0]} is newer than the unpacked traces in {folder}: name the one to read")
     whole = [file for file in files if metadata_of(file).get("part", "whole") == "whole"]

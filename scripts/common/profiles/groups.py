@@ -5,8 +5,7 @@ import os
 import re
 
 from common.command_line import Failure, printable
-from common.step_parts import GROUPS
-from common.tables import columns, rounded, text_table
+from common.tables import columns, text_table
 
 # The first pattern found in a kernel's name decides. In a mangled name a digit stands before each word. The names of
 # torch.compile's kernels list every operation that was fused into them, so they are matched before the words of single
@@ -213,32 +212,6 @@ def kernel_table(calls):
 def group_table(calls):
     """Return a row per group that occurs."""
     return [{"group": name, **row} for name, row in sums(calls, "group").items()]
-
-
-def groups_per_step(profile, option="--steps"):
-    """Return {group: its calls and ms per step} of each group that occurs, in the order of GROUPS, and of "all"."""
-    steps = steps_needed(profile, option)
-    rows = sums(profile.step_calls, "group")
-    found = {}
-    for group in GROUPS:
-        if group in rows:
-            found[group] = {"calls": rows[group]["calls"] / steps, "ms": rows[group]["total_us"] / 1e3 / steps}
-    calls = sum(row["calls"] for row in found.values())
-    ms = sum(row["ms"] for row in found.values())
-    return found | {"all": {"calls": calls, "ms": ms}}
-
-
-def group_cells(first, second):
-    """Return a row per group in either of two results of groups_per_step: calls, % fewer, milliseconds."""
-    cells = []
-    nothing = {"calls": 0.0, "ms": 0.0}
-    for group in (group for group in (*GROUPS, "all") if group in first | second):
-        one = first.get(group, nothing)
-        other = second.get(group, nothing)
-        fewer = f"{100 - 100 * other['calls'] / one['calls']:.1f} %" if one["calls"] else "-"
-        calls = [f"{part['calls']:,.1f}" for part in (one, other)]
-        cells.append([group, *calls, fewer, rounded(one["ms"]), rounded(other["ms"])])
-    return cells
 
 
 GROUP_COLUMNS = "group: {group} | total ms: {ms:,.3f} | %: {share_percent:.1f}"

@@ -236,6 +236,25 @@ def overruns(calls):
     return (f"{len(found):,} kernels have impossible times ({what}), so sums with them are wrong.",)
 
 
+# ---------------------------------------------------------------- of a file without operators
+
+
+def finished(path, calls, gpu=None, warnings=(), host=()):
+    """Return the profiles of kernels without operators.
+
+    gpu: the one to read, of several; EACH reads a profile of each, None one of all. host: events of the host.
+    """
+    sources = {call.gpu for call in calls if call.kind == "kernel" and call.gpu is not None}
+    calls.sort(key=lambda call: call.start_ns)
+    if calls:
+        calls, twice = without_twins(calls)
+        warnings = (*warnings, *twice, *overruns(calls))
+    early = early_calls(calls) if len(sources) < 2 else 0
+    sources = tuple(sorted(sources))
+    profile = Profile(path, calls, sources=sources, host=list(host), warnings=tuple(warnings), early=early)
+    return parts_of(profile, gpu)
+
+
 # ---------------------------------------------------------------- several profiles
 
 

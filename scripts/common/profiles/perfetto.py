@@ -6,6 +6,10 @@ clock_snapshot.proto.
 
 import re
 
+from common.command_line import Failure
+from common.files import DAMAGE
+from common.profiles.model import checked_kernel, finished
+
 KERNEL_CATEGORIES = {"rocm_kernel_dispatch", "kernel_dispatch", "device_hip", "hip_activity", "roctracer_hip_activity"}
 KERNEL_CATEGORIES |= {"rocm_hip_stream"}  # of rocprof-sys from ROCm 7.1 on, which has NOT_KERNELS in it too
 NOT_KERNELS = re.compile("(MEMORY_COPY|SCRATCH_MEMORY)_")
@@ -105,3 +109,19 @@ def kernels(data):
     for packet in Message(data).parts(1):
         found.append(sequences.setdefault(packet.last(10), Sequence()).kernel(packet))
     return list(filter(None, found))
+
+
+def read_perfetto(path, content, gpu):
+    """Return the profiles in a Perfetto trace.
+
+    Raise Failure with status 0 if its kernels are in a form that nothing here reads: the file is right, Perfetto opens
+    it.
+    """
+    try:
+        found = [checked_kernel(name, start, end - start) for name, start, end in kernels(content)]
+    except DAMAGE as error:  # a number where a message belongs, for one
+        export = "turn an .nsys-rep file into a database with nsys export --type sqlite"
+        raise Failure(2, f"isn't a Perfetto trace, or is damaged ({error}): {export}") from None
+    if not found and any(category.encode() in content for category in KERNEL_CATEGORIES):
+        raise Failure(0, "has its kernels in a form that this tool can't read: open it in https://ui.perfetto.dev")
+    return finished(path, found, gpu)

@@ -5,6 +5,7 @@ be in "device" or in "pid", an old profiler writes other categories, and several
 """
 
 import dataclasses
+import itertools
 import re
 from collections import Counter
 
@@ -62,11 +63,23 @@ CLOCK_US = 1  # to which old profilers round times
 LOST = 0.05  # of the launches without a kernel: fewer lie at the edges of the profile
 
 
+def is_trace(content):
+    """Return True for a Chrome trace, also in its short form: the list of events."""
+    if isinstance(content, list):
+        events = all(isinstance(one, dict) and ("ph" in one or not one) for one in content)
+        return any(content) and events
+    return isinstance(content, dict) and "traceEvents" in content
+
+
 def read_trace(path, content, gpu=None):
     """Return the profiles in a Chrome trace: kernels and copies on the GPU or, without one, operators that compute.
 
     gpu: the one to read, of several; EACH reads a profile of each, None one of all.
     """
+    if isinstance(content, list):
+        content = {"traceEvents": content}
+    if any("BeginNs" in (event.get("args") or {}) for event in itertools.islice(content["traceEvents"], 100)):
+        raise Failure(2, "is rocprof's old trace: give its results.csv")
     spans = timed_events(content["traceEvents"])
     if not spans and content["traceEvents"] and "schemaVersion" not in content:
         if any((event.get("args") or {}).get("desc") == "KernelExecution" for event in content["traceEvents"]):

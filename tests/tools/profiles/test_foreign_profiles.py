@@ -23,11 +23,11 @@ import memory_bandwidth_analyzer as bandwidth
 from common.profiles import (
     Operation,
     collectives,
+    containers,
     gemms,
     idle,
     precision_of_kernel,
     read_profile,
-    readers,
     roofline,
     shown_names,
 )
@@ -211,7 +211,7 @@ def test_ranks_of_a_fused_trace_are_not_added_up(with_device, write, capsys, tmp
     assert kernel_times.main([str(path)]) == 0
     assert "holds the kernels of 2 GPUs, and they are added up here: --gpu reads one of 0, 1" in capsys.readouterr().out
     refused(launches.main, ["--trace-file", path, "--gpu", 7], capsys, "has no GPU 7: it has 0, 1")
-    monkeypatch.setattr(readers, "LARGE", 0)
+    monkeypatch.setattr(containers, "LARGE", 0)
     assert communication.main([str(path), "--steps", "1", "--json", "-"]) == 0
     told = capsys.readouterr()
     assert len(json.loads(told.out)["processes"]) == 2 and told.err.count("reading ") == 1
@@ -414,7 +414,7 @@ def test_dispatches_that_rocpds_view_leaves_out_are_counted(tmp_path, capsys):
 
 
 def test_a_query_that_does_not_end_is_ended(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(readers, "LONGEST_S", -1)
+    monkeypatch.setattr(containers, "LONGEST_S", -1)
     path = tmp_path / "endless.db"
     endless = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n)"
     with contextlib.closing(sqlite3.connect(path)) as connection:

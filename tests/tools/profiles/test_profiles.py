@@ -26,7 +26,8 @@ from in_process import refused
 
 SAMPLES = pathlib.Path(__file__).parents[1] / "samples"
 LAUNCHES = [f"rocm-{version}/kernel_trace.csv" for version in ("6.2", "6.4", "7.0")]
-LAUNCHES += ["rocpd2csv/kernel_trace.csv", "rocm-7.0/results.sql", "nsys/report.sql", "pytorch/trace_gpu.json"]
+LAUNCHES += ["rocpd2csv/kernel_trace.csv", "rocm-7.0/results.sql", "rocm-7.0/results.json", "rpd/trace.sql"]
+LAUNCHES += ["nsys/report.sql", "pytorch/trace_gpu.json", "pytorch/profile_v1.json"]
 TRACE = SAMPLES / "rocm-6.4/kernel_trace.csv"
 
 
@@ -38,6 +39,7 @@ def sample(name, folder):
     """Return the path of a sample; a database is made from its SQL."""
     if not name.endswith(".sql"):
         return SAMPLES / name
+    (folder / "results.db").unlink(missing_ok=True)
     connection = sqlite3.connect(folder / "results.db")
     connection.executescript((SAMPLES / name).read_text())
     connection.close()

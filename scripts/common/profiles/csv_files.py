@@ -1,0 +1,90 @@
+"""Read CSV files: a row per launch, or the sums over each kernel's launches. Standard library only."""
+
+import re
+
+from common.command_line import Failure
+from common.files import number as finite_number
+from common.profiles.groups import clean
+from common.profiles.model import checked_kernel, finished, labels_of
+from common.profiles.traces import LOST
+
+HOST_CALLS = re.compile(  # rows of ROCm's tables of API functions, and of its table of domains
+    r"(__)?hip[A-Z]\w*|hsa_\w+|(nccl|roctx|rocdec|rocJpeg)(?!\w*Kernel)[A-Z]\w*|[A-Z]+_API|KERNEL_DISPATCH|"
+    r"MEMORY_(COPY|ALLOCATION)|SCRATCH_MEMORY"
+)
+COUNTERS = re.compile(r"(SQ|TCC|TCP|TA|TD|SPI|GRBM)_")  # of AMD's GPUs, as columns
+# The last is rocprof-compute's, one per pass.
+NO_COUNTERS = re.compile(r"DispatchNs|start|end|CompleteNs|DurationNs|Kernel_ID(_\d+)?")
+A_ROW_PER_LAUNCH = "give a kernel_trace file, or nsys stats --report cuda_gpu_trace --format csv"
+BARRIER = "<barrier packet>"  # in the old rocprof's tables: a queue waits at it, and no kernel runs
+ONE_BY_ONE = "Counters were read in this run, so its kernels ran one by one, and the gaps between them mean nothing."
+
+
+def has_launches(table):
+    """Return True for a table with a row per launch."""
+    header = set(table.header)
+    return {"name", "start"} <= header and not header.isdisjoint(("end", "duration")) and "counter" not in header
+
+
+def has_sums(table):
+    """Return True for a table with a row per kernel: the sum over its launches."""
+    return {"name", "calls", "total"} <= set(table.header) and "counter" not in table.header
+
+
+def read_launches(path, content, gpu):
+    """Return the profiles in a table with a row per launch."""
+    rows = [row for row in content.rows if row["name"] != BARRIER]
+    labels = labels_of((row.get("process"), row.get("gpu")) for row in rows)
+    kernels = []
+    for row in rows:
+        start = whole_ns(row["start"])
+        total = whole_ns(row["end"]) - start if "end" in row else whole_ns(row["duration"])
+        kind = "copy" if row["name"].startswith("[CUDA mem") else "kernel"
+        label = labels[row.get("process"), row.get("gpu")] if "gpu" in row or "process" in row else None
+        stream = row.get("queue") and (row["queue"], row.get("Stream_Id"))
+        kernels.append(checked_kernel(row["name"], start, total, kind, label, stream=stream))
+    warnings = [ONE_BY_ONE] if any(map(COUNTERS.match, content.header)) or old_counters(content.header) else []
+    return finished(path, kernels, gpu, (*warnings, *missing_dispatches(rows)))
+
+
+def read_sums(path, content, gpu):
+    """Return the profiles in a table of sums over each kernel's launches."""
+    rows = [row for row in content.rows if row["name"] != BARRIER]
+    if rows and all(HOST_CALLS.fullmatch(row["name"]) for row in rows):
+        raise Failure(2, "has sums over calls of the CPU, not over kernels: give a kernel_stats file")
+    return finished(path, [summed_kernel(row) for row in rows], gpu)
+
+
+def old_counters(header):
+    """Return the columns that are counters in a table of rocprof, version 1 or 2: they come last."""
+    last = next((name for name in ("obj", "Correlation_ID") if name in header), None)
+    columns = header[header.index(last) + 1 :] if last else []
+    return [name for name in columns if not NO_COUNTERS.fullmatch(name)]
+
+
+def missing_dispatches(rows):
+    """Return warnings about dispatches whose numbers lie between those of a process, but are not in the table."""
+    numbers = {}
+    for row in rows:
+        if "dispatch" in row:
+            numbers.setdefault(row.get("process"), set()).add(finite_number(row["dispatch"], int))
+    whole = sum(max(some) - min(some) + 1 for some in numbers.values())
+    missing = whole - sum(map(len, numbers.values()))
+    if missing > LOST * whole:
+        yield f"{missing:,} of {whole:,} dispatches aren't in this file, so the GPU need not have idled in its gaps."
+
+
+def whole_ns(text):
+    """Return a time in nanoseconds; the means of rocprof-compute have decimals."""
+    return finite_number(re.sub(r"\.\d+$", "", text), int)
+
+
+def summed_kernel(row):
+    """Return the launches of a kernel that a kernel_stats file adds up. The old rocprof's has no bounds."""
+    bounds = (None, None)
+    if "least" in row and "most" in row:
+        bounds = (finite_number(row["least"]), finite_number(row["most"]))
+    calls = finite_number(row["calls"], int)
+    if calls < 1 or (bounds[0] is not None and not 0 <= bounds[0] <= bounds[1]):
+        raise ValueError(f"{clean(row['name'])} has {calls} calls of {bounds[0]} to {bounds[1]} ns")
+    return checked_kernel(row["name"], 0, finite_number(row["total"]), calls=calls, bounds_ns=bounds)
