@@ -1172,7 +1172,213 @@ class FusedAdamW(torch.optim.Optimizer):
                 )  # fmt: skip
 
 
-# ---------------------------------------------------------------- fp8: fewer bits (--fp8)
+# ---------------------------------------------------------------- model
+
+
+@guarded(twice_differentiable=True)
+class EmbeddingFunction(torch.autograd.Function):
+    """Return w[token]; compute dw as the matmul onehot(token)ᵀ dx, faster than adding row by row where V is small."""
+
+    @staticmethod
+    def forward(ctx, tokens, w):
+        ctx.save_for_backward(tokens)
+        ctx.V = w.shape[0]
+        return F.embedding(tokens, w)  # [B, T] -> [B, T, C]
+
+    @staticmethod
+    def backward(ctx, dx):
+        (tokens,) = ctx.saved_tensors
+        onehot = dx.new_zeros(tokens.numel(), ctx.V).scatter_(1, tokens.view(-1, 1), 1)  # [rows, V]
+        dw = onehot.t() @ dx.flatten(0, -2)  # [V, rows] [rows, C] -> [V, C]
+        return None, dw
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelConfig:
+    """Hold what the model needs to know of a run's options."""
+
+    vocab_size: int
+    hidden_dim: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    intermediate_dim: int
+    seq_len: int
+    norm_eps: float
+    rope_theta: float
+    enable_rmsnorm_kernel: bool
+    enable_rope_kernel: bool
+    enable_swiglu_kernel: bool
+    enable_attention_kernel: bool
+    fp8: bool
+
+    @property
+    def head_dim(self):
+        return self.hidden_dim // self.num_heads
+
+
+def projection(config, in_features, *parts):
+    """Return a linear layer without bias, whose outputs are packed in parts of these sizes; with --fp8 one in fp8."""
+    if config.fp8:
+        return FP8Linear(in_features, *parts, bias=False)
+    return nn.Linear(in_features, sum(parts), bias=False)
+
+
+class Attention(nn.Module):
+    """Compute causal self-attention of x [B, T, C] with RoPE tables [T, D/2]; H query heads share K key/value heads."""
+
+    def __init__(self, config):
+        super().__init__()
+        self.head_dim = config.head_dim
+        self.heads = [config.num_heads, config.num_kv_heads, config.num_kv_heads]  # of q, k and v
+        self.qkv_proj = projection(config, config.hidden_dim, *(heads * config.head_dim for heads in self.heads))
+        self.o_proj = projection(config, config.hidden_dim, config.hidden_dim)
+        self.rope_kernel = config.enable_rope_kernel
+        self.attention_kernel = config.enable_attention_kernel
+
+    def attend(self, qkv, cos, sin):
+        """Return attention, with RoPE, of the packed qkv [B, T, H + 2K, D]."""
+        H, K, _ = self.heads
+        if self.rope_kernel and self.attention_kernel:
+            return rotary_attention(qkv, cos, sin, H, K)
+        with annotate("rope"):
+            if self.rope_kernel:
+                qkv = rope(qkv, cos, sin, H + K)
+            else:
+                q, k, v = qkv.split(self.heads, dim=2)  # [B, T, H, D], and K heads each
+                qkv = torch.cat([apply_rope(q, cos, sin), apply_rope(k, cos, sin), v], dim=2)
+        if self.attention_kernel:
+            return flash_attention(qkv, H, K)
+        q, k, v = qkv.split(self.heads, dim=2)
+        return causal_attention(q, k, v)
+
+    def forward(self, x, cos, sin):
+        with annotate("qkv projection"):
+            qkv = self.qkv_proj(x).unflatten(-1, (-1, self.head_dim))  # [B, T, H + 2K, D]
+        with annotate("attention"):
+            context = self.attend(qkv, cos, sin)  # [B, T, H, D]
+        with annotate("output projection"):
+            return self.o_proj(context.flatten(-2))  # [B, T, C]
+
+
+class FeedForward(nn.Module):
+    """Compute down(silu(gate(x)) · up(x)) of x [B, T, C]."""
+
+    def __init__(self, config):
+        super().__init__()
+        self.gate_up_proj = projection(config, config.hidden_dim, config.intermediate_dim, config.intermediate_dim)
+        self.down_proj = projection(config, config.intermediate_dim, config.hidden_dim)
+        self.swiglu_kernel = config.enable_swiglu_kernel
+        self.fp8 = config.fp8
+
+    def forward(self, x):
+        with annotate("feed-forward"):
+            if self.fp8:
+                weights = self.gate_up_proj.weight, self.down_proj.weight
+                return FP8FeedForwardFunction.apply(x, *weights, self.gate_up_proj, self.down_proj)
+            gate_up = self.gate_up_proj(x)  # [B, T, 2 · width]
+            if self.swiglu_kernel:
+                y = packed_swiglu(gate_up)  # [B, T, width]
+            else:
+                gate, up = gate_up.chunk(2, dim=-1)
+                y = swiglu(gate, up)
+            return self.down_proj(y)
+
+
+class AddRMSNorm(nn.Module):
+    """Return x = residual + branch (branch None: residual) and norm(x)."""
+
+    def __init__(self, config):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(config.hidden_dim))
+        self.eps = config.norm_eps
+        self.kernel = config.enable_rmsnorm_kernel
+
+    def forward(self, residual, branch):
+        with annotate("rms norm"):
+            if self.kernel:
+                return add_rms_norm(residual, branch, self.weight, self.eps)
+            x = residual if branch is None else residual + branch
+            return x, rms_norm(x, self.weight, self.eps)
+
+
+class Block(nn.Module):
+    """Map (residual, branch), [B, T, C] each, to the next such pair, whose sum is the hidden state.
+
+    The next RMSNorm kernel adds the two while it reads them. branch is None before the first block.
+    """
+
+    def __init__(self, config):
+        super().__init__()
+        self.attention_norm = AddRMSNorm(config)
+        self.attention = Attention(config)
+        self.feed_forward_norm = AddRMSNorm(config)
+        self.feed_forward = FeedForward(config)
+
+    def forward(self, residual, branch, cos, sin):
+        residual, x = self.attention_norm(residual, branch)
+        branch = self.attention(x, cos, sin)
+        residual, x = self.feed_forward_norm(residual, branch)
+        branch = self.feed_forward(x)
+        return residual, branch
+
+
+class TinyLlama(nn.Module):
+    """Map tokens [B, T] to logits [B, T, V], or with labels [B, T] to their loss; the head shares the embedding."""
+
+    def __init__(self, config):
+        super().__init__()
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_dim)
+        self.layers = nn.ModuleList(Block(config) for _ in range(config.num_layers))
+        self.norm = AddRMSNorm(config)
+        cos, sin = rope_tables(config.seq_len, config.head_dim, config.rope_theta)  # [T, D/2] each
+        self.register_buffer("cos", cos, persistent=False)
+        self.register_buffer("sin", sin, persistent=False)
+        self.fp8_weights = None
+
+    def allocate_fp8(self):
+        """Allocate the weights in fp8; call it when the optimizer has decided where the weights lie in memory."""
+        self.fp8_weights = FP8Weights(self)
+
+    def embed(self, tokens):
+        w = self.embed_tokens.weight
+        if w.shape[0] <= MAX_ONE_HOT:
+            return EmbeddingFunction.apply(tokens, w)
+        return F.embedding(tokens, w)
+
+    def forward(self, tokens, labels=None):
+        T = tokens.shape[1]
+        if self.fp8_weights:
+            self.fp8_weights.update()
+        with annotate("embedding"):
+            residual = self.embed(tokens)  # [B, T, C]
+        branch = None
+        for layer in self.layers:
+            residual, branch = layer(residual, branch, self.cos[:T], self.sin[:T])
+        w = self.embed_tokens.weight
+        with annotate("output head"):
+            _, x = self.norm(residual, branch)
+            if labels is None:
+                return F.linear(x, w)  # [B, T, V]
+            with annotate("loss"):
+                return linear_cross_entropy(x, w, labels)
+
+
+# ---------------------------------------------------------------- loss
+
+
+def compute_loss(model, tokens, labels, options):
+    """Return the mean cross-entropy, in float32, of predicting labels [B, T] from tokens [B, T]."""
+    if options.enable_fused_loss:
+        return model(tokens, labels)
+    logits = model(tokens)  # [B, T, V]; no autocast: the optimizer has converted the matrices
+    with annotate("loss"):
+        if options.enable_loss_kernel:
+            return cross_entropy(logits, labels)
+        return F.cross_entropy(at_least_float32(logits).flatten(0, 1), labels.flatten())
+
+
+# ---------------------------------------------------------------- fp8: fewer bits (--fp8). Stop here unless you want it
 # The four projections of a block multiply in fp8 (e4m3, 3 bits of mantissa), about twice as fast as in bfloat16. Each
 # row of a matrix is divided by its scale, its largest magnitude / the largest fp8 number. A name with _q is quantized
 # (attention's q does not occur here), and its scales, one float32 per row, have the same name with _scale. t counts
@@ -1529,210 +1735,42 @@ class FP8Weights:
                 layer.transpose()
 
 
-# ---------------------------------------------------------------- model
+def try_fp8_matmul(device):
+    """Raise UserError unless one small fp8 matmul works: products of 1 · 1, sums of 16, times the scales 6 and 0.5."""
+    architecture = gpu_architecture(device)
+    needed = "leave out --fp8: it needs fp8 matmuls with a scale per row"
+    if fp8_dtype(architecture) is None:
+        raise UserError(f"{needed}, which {architecture} does not have")
+    try:
+        ones = torch.ones(16, 16, device=device).to(fp8_dtype(architecture))
+        scale = torch.ones(16, 1, device=device)
+        result = fp8_matmul(ones, 6 * scale, ones, 0.5 * scale.view(1, 16))
+        right = bool((result == 48).all())
+    except Exception as error:  # what a library does not have, it refuses with an error of any type
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        where = f"{architecture} with PyTorch {torch.__version__}"
+        raise UserError(f"{needed}, which {where} does not have: {reason}") from None
+    if not right:
+        raise UserError(f"{needed}, which {architecture} with PyTorch {torch.__version__} computes wrong")
 
 
-@guarded(twice_differentiable=True)
-class EmbeddingFunction(torch.autograd.Function):
-    """Return w[token]; compute dw as the matmul onehot(token)ᵀ dx, faster than adding row by row where V is small."""
-
-    @staticmethod
-    def forward(ctx, tokens, w):
-        ctx.save_for_backward(tokens)
-        ctx.V = w.shape[0]
-        return F.embedding(tokens, w)  # [B, T] -> [B, T, C]
-
-    @staticmethod
-    def backward(ctx, dx):
-        (tokens,) = ctx.saved_tensors
-        onehot = dx.new_zeros(tokens.numel(), ctx.V).scatter_(1, tokens.view(-1, 1), 1)  # [rows, V]
-        dw = onehot.t() @ dx.flatten(0, -2)  # [V, rows] [rows, C] -> [V, C]
-        return None, dw
-
-
-@dataclasses.dataclass(frozen=True)
-class ModelConfig:
-    """Hold what the model needs to know of a run's options."""
-
-    vocab_size: int
-    hidden_dim: int
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    intermediate_dim: int
-    seq_len: int
-    norm_eps: float
-    rope_theta: float
-    enable_rmsnorm_kernel: bool
-    enable_rope_kernel: bool
-    enable_swiglu_kernel: bool
-    enable_attention_kernel: bool
-    fp8: bool
-
-    @property
-    def head_dim(self):
-        return self.hidden_dim // self.num_heads
-
-
-def projection(config, in_features, *parts):
-    """Return a linear layer without bias, whose outputs are packed in parts of these sizes; with --fp8 one in fp8."""
-    if config.fp8:
-        return FP8Linear(in_features, *parts, bias=False)
-    return nn.Linear(in_features, sum(parts), bias=False)
-
-
-class Attention(nn.Module):
-    """Compute causal self-attention of x [B, T, C] with RoPE tables [T, D/2]; H query heads share K key/value heads."""
-
-    def __init__(self, config):
-        super().__init__()
-        self.head_dim = config.head_dim
-        self.heads = [config.num_heads, config.num_kv_heads, config.num_kv_heads]  # of q, k and v
-        self.qkv_proj = projection(config, config.hidden_dim, *(heads * config.head_dim for heads in self.heads))
-        self.o_proj = projection(config, config.hidden_dim, config.hidden_dim)
-        self.rope_kernel = config.enable_rope_kernel
-        self.attention_kernel = config.enable_attention_kernel
-
-    def attend(self, qkv, cos, sin):
-        """Return attention, with RoPE, of the packed qkv [B, T, H + 2K, D]."""
-        H, K, _ = self.heads
-        if self.rope_kernel and self.attention_kernel:
-            return rotary_attention(qkv, cos, sin, H, K)
-        with annotate("rope"):
-            if self.rope_kernel:
-                qkv = rope(qkv, cos, sin, H + K)
-            else:
-                q, k, v = qkv.split(self.heads, dim=2)  # [B, T, H, D], and K heads each
-                qkv = torch.cat([apply_rope(q, cos, sin), apply_rope(k, cos, sin), v], dim=2)
-        if self.attention_kernel:
-            return flash_attention(qkv, H, K)
-        q, k, v = qkv.split(self.heads, dim=2)
-        return causal_attention(q, k, v)
-
-    def forward(self, x, cos, sin):
-        with annotate("qkv projection"):
-            qkv = self.qkv_proj(x).unflatten(-1, (-1, self.head_dim))  # [B, T, H + 2K, D]
-        with annotate("attention"):
-            context = self.attend(qkv, cos, sin)  # [B, T, H, D]
-        with annotate("output projection"):
-            return self.o_proj(context.flatten(-2))  # [B, T, C]
-
-
-class FeedForward(nn.Module):
-    """Compute down(silu(gate(x)) · up(x)) of x [B, T, C]."""
-
-    def __init__(self, config):
-        super().__init__()
-        self.gate_up_proj = projection(config, config.hidden_dim, config.intermediate_dim, config.intermediate_dim)
-        self.down_proj = projection(config, config.intermediate_dim, config.hidden_dim)
-        self.swiglu_kernel = config.enable_swiglu_kernel
-        self.fp8 = config.fp8
-
-    def forward(self, x):
-        with annotate("feed-forward"):
-            if self.fp8:
-                weights = self.gate_up_proj.weight, self.down_proj.weight
-                return FP8FeedForwardFunction.apply(x, *weights, self.gate_up_proj, self.down_proj)
-            gate_up = self.gate_up_proj(x)  # [B, T, 2 · width]
-            if self.swiglu_kernel:
-                y = packed_swiglu(gate_up)  # [B, T, width]
-            else:
-                gate, up = gate_up.chunk(2, dim=-1)
-                y = swiglu(gate, up)
-            return self.down_proj(y)
-
-
-class AddRMSNorm(nn.Module):
-    """Return x = residual + branch (branch None: residual) and norm(x)."""
-
-    def __init__(self, config):
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(config.hidden_dim))
-        self.eps = config.norm_eps
-        self.kernel = config.enable_rmsnorm_kernel
-
-    def forward(self, residual, branch):
-        with annotate("rms norm"):
-            if self.kernel:
-                return add_rms_norm(residual, branch, self.weight, self.eps)
-            x = residual if branch is None else residual + branch
-            return x, rms_norm(x, self.weight, self.eps)
-
-
-class Block(nn.Module):
-    """Map (residual, branch), [B, T, C] each, to the next such pair, whose sum is the hidden state.
-
-    The next RMSNorm kernel adds the two while it reads them. branch is None before the first block.
-    """
-
-    def __init__(self, config):
-        super().__init__()
-        self.attention_norm = AddRMSNorm(config)
-        self.attention = Attention(config)
-        self.feed_forward_norm = AddRMSNorm(config)
-        self.feed_forward = FeedForward(config)
-
-    def forward(self, residual, branch, cos, sin):
-        residual, x = self.attention_norm(residual, branch)
-        branch = self.attention(x, cos, sin)
-        residual, x = self.feed_forward_norm(residual, branch)
-        branch = self.feed_forward(x)
-        return residual, branch
-
-
-class TinyLlama(nn.Module):
-    """Map tokens [B, T] to logits [B, T, V], or with labels [B, T] to their loss; the head shares the embedding."""
-
-    def __init__(self, config):
-        super().__init__()
-        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_dim)
-        self.layers = nn.ModuleList(Block(config) for _ in range(config.num_layers))
-        self.norm = AddRMSNorm(config)
-        cos, sin = rope_tables(config.seq_len, config.head_dim, config.rope_theta)  # [T, D/2] each
-        self.register_buffer("cos", cos, persistent=False)
-        self.register_buffer("sin", sin, persistent=False)
-        self.fp8_weights = None
-
-    def allocate_fp8(self):
-        """Allocate the weights in fp8; call it when the optimizer has decided where the weights lie in memory."""
-        self.fp8_weights = FP8Weights(self)
-
-    def embed(self, tokens):
-        w = self.embed_tokens.weight
-        if w.shape[0] <= MAX_ONE_HOT:
-            return EmbeddingFunction.apply(tokens, w)
-        return F.embedding(tokens, w)
-
-    def forward(self, tokens, labels=None):
-        T = tokens.shape[1]
-        if self.fp8_weights:
-            self.fp8_weights.update()
-        with annotate("embedding"):
-            residual = self.embed(tokens)  # [B, T, C]
-        branch = None
-        for layer in self.layers:
-            residual, branch = layer(residual, branch, self.cos[:T], self.sin[:T])
-        w = self.embed_tokens.weight
-        with annotate("output head"):
-            _, x = self.norm(residual, branch)
-            if labels is None:
-                return F.linear(x, w)  # [B, T, V]
-            with annotate("loss"):
-                return linear_cross_entropy(x, w, labels)
-
-
-# ---------------------------------------------------------------- loss
-
-
-def compute_loss(model, tokens, labels, options):
-    """Return the mean cross-entropy, in float32, of predicting labels [B, T] from tokens [B, T]."""
-    if options.enable_fused_loss:
-        return model(tokens, labels)
-    logits = model(tokens)  # [B, T, V]; no autocast: the optimizer has converted the matrices
-    with annotate("loss"):
-        if options.enable_loss_kernel:
-            return cross_entropy(logits, labels)
-        return F.cross_entropy(at_least_float32(logits).flatten(0, 1), labels.flatten())
+def check_fp8(options):
+    """Raise UserError unless these options, this device and this PyTorch can compute in fp8."""
+    if not options.use_amp or options.amp_dtype != "bfloat16" or options.parallel == "fsdp":
+        raise UserError("--fp8 must have --use-amp in bfloat16, and no --parallel fsdp")
+    if not options.enable_swiglu_kernel:
+        raise UserError("--fp8 must have the swiglu kernel, which quantizes what it computes, got it disabled")
+    sizes = {
+        "hidden_dim": options.hidden_dim,
+        "intermediate_dim": options.intermediate_dim,
+        "key width": options.num_kv_heads * options.model.head_dim,
+        "batch_size x seq_len": options.batch_size * options.seq_len,
+    }
+    for name, size in sizes.items():
+        if size % 16:
+            raise UserError(f"--fp8 needs sizes that are multiples of 16: {name} is {size}")
+    with options.one_stream():
+        try_fp8_matmul(torch.device(options.device))
 
 
 # ---------------------------------------------------------------- what the harness asks for
@@ -1811,44 +1849,6 @@ def add_version_options(add):
     add("--enable-torch-compile", action="store_true", help=meaning, **switch)
     add("--disable-torch-compile", action="store_false", help=argparse.SUPPRESS, **switch)
     add("--fp8", action="store_true", help="with --use-amp: multiply in fp8 in the transformer blocks")
-
-
-def try_fp8_matmul(device):
-    """Raise UserError unless one small fp8 matmul works: products of 1 · 1, sums of 16, times the scales 6 and 0.5."""
-    architecture = gpu_architecture(device)
-    needed = "leave out --fp8: it needs fp8 matmuls with a scale per row"
-    if fp8_dtype(architecture) is None:
-        raise UserError(f"{needed}, which {architecture} does not have")
-    try:
-        ones = torch.ones(16, 16, device=device).to(fp8_dtype(architecture))
-        scale = torch.ones(16, 1, device=device)
-        result = fp8_matmul(ones, 6 * scale, ones, 0.5 * scale.view(1, 16))
-        right = bool((result == 48).all())
-    except Exception as error:  # what a library does not have, it refuses with an error of any type
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        where = f"{architecture} with PyTorch {torch.__version__}"
-        raise UserError(f"{needed}, which {where} does not have: {reason}") from None
-    if not right:
-        raise UserError(f"{needed}, which {architecture} with PyTorch {torch.__version__} computes wrong")
-
-
-def check_fp8(options):
-    """Raise UserError unless these options, this device and this PyTorch can compute in fp8."""
-    if not options.use_amp or options.amp_dtype != "bfloat16" or options.parallel == "fsdp":
-        raise UserError("--fp8 must have --use-amp in bfloat16, and no --parallel fsdp")
-    if not options.enable_swiglu_kernel:
-        raise UserError("--fp8 must have the swiglu kernel, which quantizes what it computes, got it disabled")
-    sizes = {
-        "hidden_dim": options.hidden_dim,
-        "intermediate_dim": options.intermediate_dim,
-        "key width": options.num_kv_heads * options.model.head_dim,
-        "batch_size x seq_len": options.batch_size * options.seq_len,
-    }
-    for name, size in sizes.items():
-        if size % 16:
-            raise UserError(f"--fp8 needs sizes that are multiples of 16: {name} is {size}")
-    with options.one_stream():
-        try_fp8_matmul(torch.device(options.device))
 
 
 def choose_fused_loss(options):

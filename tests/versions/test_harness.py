@@ -15,7 +15,9 @@ import diff_versions
 from common.versions import HEADING, REPOSITORY, SCRIPTS, halves
 from maintain import harness
 
-HOOKS = "# ---------------------------------------------------------------- what the harness asks for\n"
+DASHES = "-" * 64
+FP8 = f"# {DASHES} fp8: fewer bits (--fp8). Stop here unless you want it\n"
+HOOKS = f"# {DASHES} what the harness asks for\n"
 ASKED_FOR = {
     *("VERSION", "GRAPH_BY_DEFAULT", "DETERMINISTIC_BY_DEFAULT", "FSDP_GATHERS_AMP_DTYPE"),
     *("make_model", "make_optimizer", "get_weight", "set_weight", "add_version_options", "complete_version_options"),
@@ -62,6 +64,19 @@ def test_a_reader_can_stop_at_the_line(version):
     assert imported <= used and used - defined == {"ModelConfig", "compute_loss", *ASKED_FOR}
     before, heading, hooks = lesson.partition(HOOKS)
     assert heading and not ASKED_FOR & global_names(before)[1] and global_names(hooks)[1] >= ASKED_FOR
+
+
+def test_fp8_is_the_last_chapter_of_version_3():
+    """Up to the loss a reader meets three names of fp8: the layer, the feed-forward part, the weights of a step."""
+    lesson, heading, rest = halves(SCRIPTS[3])[0].decode().partition(FP8)
+    chapter = rest.partition(HOOKS)[0]
+    assert heading and "def compute_loss" in lesson
+    assert global_names(chapter)[1] & global_names(lesson)[2] == {
+        "FP8Linear",
+        "FP8FeedForwardFunction",
+        "FP8Weights",
+    }
+    assert not {name for name in global_names(lesson)[1] if "fp8" in name.lower()}
 
 
 def test_shared_names_have_one_text():
