@@ -9,7 +9,7 @@ number of maintain/facts.py. In the ladder and in vocabulary, "..." means that n
 
     ladder, ladder_small, peers, vocabulary                the parts whose names begin like that
     v1 to v4, v1_v3                                        the part headline
-    graph, kernels, ablation2, ablation3, losses, ddp      the part of that name
+    graph, kernels, ablation2, ablation3, ddp              the part of that name
     traces, traces_made, traces_read                       the part trace
     expected                                               all ladders of medium, and formulas/gpus.py's data sheets
     tested_on                                              all recorded runs, inspect_kernels.py's targets,
@@ -40,7 +40,6 @@ from common.tables import known, markdown_table, rounded
 from common.versions import REPOSITORY, SCRIPTS
 from maintain import facts, pictures, rungs
 from maintain.expected import expected_table
-from maintain.losses import losses_text, recorded_losses
 from maintain.pages import all_pages, fill, fill_facts, write_or_check
 from maintain.provenance import faults_of_commit, machine_line
 from maintain.records import RECORDED, Record, newest_record
@@ -488,7 +487,6 @@ def tables_of(recorded):
     made |= {"ddp": suite_table(recorded.holding("ddp"), "ddp")}
     made |= {part: ablation_table(recorded.holding(part), part) for part in ("ablation2", "ablation3")}
     made |= {"expected": expected_table([column for _, column in ladders_of_gpus(recorded)])}
-    made |= {"losses": losses_text(recorded, origin)}
     made |= traces_texts(recorded, origin)
     made |= {"formats": table_of_formats(), "tested_on": tested_on(RECORDED)}
     return {name: text for name, text in made.items() if text}
@@ -506,8 +504,6 @@ def faults_of_record(recorded):
     for column in [*rungs.all_columns(recorded, "ladder"), *columns]:
         ran = {(rungs.script_of(rung), column.told[name]["script_sha256"]) for name, rung in column.rungs.items()}
         faults += faults_of_commit(column.content["record"]["commit"], ran)
-    for run in (recorded_losses(recorded) or {}).values():
-        faults += faults_of_commit(run["record"]["commit"], {(SCRIPTS[3], run["script_sha256"])})
     return [*dict.fromkeys(faults)]
 
 

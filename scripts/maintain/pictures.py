@@ -20,7 +20,7 @@ from common.ratios import gain_text
 from common.tables import rounded
 from common.versions import load_version
 from fusion_ablation_study import worth
-from maintain import losses, rungs
+from maintain import rungs
 
 BLUE, RED, YELLOW, GREEN, GREY = "#4477aa", "#ee6677", "#ccbb44", "#228833", "#666666"
 
@@ -497,40 +497,6 @@ def tell_timeline(found):
     return f"{WINDOW_US / 1e3:.0f} ms of a step, every kernel a bar. {'; '.join(title for title, _ in found)}."
 
 
-LOSS_COLORS = dict(zip(losses.VARIANTS, (GREY, RED, YELLOW, BLUE), strict=True))
-
-
-def draw_losses(axes, runs):
-    """Draw each seed's difference to bfloat16, a panel for each loss, and the mean difference over the steps."""
-    *panels, curves = axes
-    for ax, (quantity, name) in zip(panels, losses.QUANTITIES.items(), strict=True):
-        for place, variant in enumerate(losses.COMPARED):
-            values = losses.judged(runs, variant, quantity).values
-            ax.hlines(place, min(values), max(values), color=LOSS_COLORS[variant], lw=2)
-            ax.scatter(values, np.full(len(values), place), color=LOSS_COLORS[variant], zorder=3)
-        name_rows(ax, [losses.title(variant) for variant in losses.COMPARED])
-        ax.axvline(0, color=ink(), lw=1)
-        ax.locator_params(axis="x", nbins=5)
-        ax.set_xlabel(f"{name} - bf16's, nats per byte")
-    seeds = losses.seeds_of(runs)
-    means = {name: np.mean([runs[name, seed]["curve"] for seed in seeds], axis=0) for name in losses.VARIANTS}
-    for variant in losses.COMPARED:
-        differences = means[variant] - means[losses.REFERENCE]
-        steps = losses.POINT * (np.arange(len(differences)) + 0.5)
-        curves.plot(steps, differences, color=LOSS_COLORS[variant], lw=1, label=losses.title(variant))
-    curves.axhline(0, color=ink(), lw=1)
-    curves.set(xlabel="steps", ylabel="training loss - bf16's")
-    curves.legend(loc="upper center", bbox_to_anchor=(0.5, 1.25), ncols=3, frameon=False, fontsize=10)
-
-
-def tell_losses(runs):
-    told = []
-    for quantity, name in losses.QUANTITIES.items():
-        pairs = [f"{losses.title(variant)} {losses.judged(runs, variant, quantity)}" for variant in losses.COMPARED]
-        told.append(f"{name}: {', '.join(pairs)}")
-    return f"How far each run's loss is from bf16's with the same seed: mean and range. {'; '.join(told)}."
-
-
 # ---------------------------------------------------------------- pictures and pages
 
 
@@ -554,7 +520,6 @@ PICTURES = {
     "roofline": Picture("kernels", rates, draw_rates, tell_rates, 4.2),
     "scaling": Picture("ddp", efficiencies, draw_efficiencies, tell_efficiencies, 2.2),
     "stages": Picture("stages", stages, draw_stages, tell_stages, 4.0),
-    "losses": Picture("losses", losses.recorded_losses, draw_losses, tell_losses, 6.0, 3),
 }
 
 

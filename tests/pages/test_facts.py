@@ -10,7 +10,6 @@ import pytest
 
 from common.ratios import furthest, ratios
 from maintain import facts, pictures, rungs
-from maintain.losses import QUANTITIES, judged, recorded_losses
 from maintain.pages import fill_facts
 from maintain.records import newest_record
 
@@ -64,12 +63,11 @@ def test_only_with_a_graph_do_times_repeat_within_two_percent(column):
     assert (math.expm1(furthest(ratios(*column.pair()))) < 0.02) == column.content["graph"]
 
 
-def test_fp8_differs_ten_times_as_much_and_its_long_runs_show_no_difference():
+def test_fp8_differs_ten_times_as_much_as_bfloat16():
     errors = [
         [RECORD.row("v3", preset, p)["gradient_error"] for p in ("fp8", "bfloat16")] for preset in ("medium", "small")
     ]
     assert all(9.5 < fp8 / bf16 < 11.5 for fp8, bf16 in errors)
-    assert not any(judged(recorded_losses(RECORD), "fp8", quantity).shown for quantity in QUANTITIES)
 
 
 @pytest.mark.parametrize("phase", ["forward", "backward"])

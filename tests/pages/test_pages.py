@@ -253,12 +253,6 @@ ROOFS = {
     "top": 700,
     "points": [("RoPE", 0.6, 2.25, 0.13), ("attention, 512 tokens", 170, 234, 217)],
 }
-# Losses of one seed, by variant; SHIFTS: their differences to bfloat16 from the top row to the lowest.
-LOSSES = {
-    (name, 0): {"training_loss": loss, "held_out_loss": loss, "curve": [2.0, loss]}
-    for name, loss in (("bfloat16", 1.0), ("fp8", 1.2), ("nudged", 1.0), ("tf32", 0.9))
-}
-SHIFTS = [0.2, 0.0, -0.1]
 
 
 def column(preset, graph, *steps):
@@ -303,7 +297,6 @@ STAGE = "1 2.000 4000.0 80.0 % 0.750 1.250 0.500 100.0 7.0000 -> 6.5000 50.0 %"
         ("ladder", FALLS, "b bf16 matmuls 5.000, c not deterministic 4.500.", [0, 0, 0, 0, -3]),
         ("ladder_small", PAIRS, "b bf16 matmuls 3.000; small, with a graph: a float32 2.000.", [4, 3, 2]),
         ("levels", {"one": [2] * 6, "two": [3] * 6}, "scores of a layer 256 MiB.", [1] * 6 + [2] * 6),
-        ("losses", LOSSES, "nudged bf16 +0.0000 (+0.0000 to +0.0000), TF32 -0.1000 (-0.1000 to -0.1000).", 2 * SHIFTS),
     ],
 )
 @pytest.mark.slow
