@@ -45,6 +45,23 @@ def dot2(a, b, c):
     return ((halves[0] * halves[1]).sum(-1) + c).astype(F32)
 
 
+def bfloat16(bits):
+    """Return bfloat16, as 16 bits each, as float32."""
+    return (bits.astype(U32) << U32(16)).view(F32)
+
+
+def dot2_bfloat16(a, b, c):
+    """Return the dot product of two pairs of bfloat16 plus float32 c, rounded once."""
+    pairs = [(bfloat16(x & U32(0xFFFF)).astype(F64), bfloat16(x >> U32(16)).astype(F64)) for x in (a, b)]
+    (a_low, a_high), (b_low, b_high) = pairs
+    return (a_low * b_low + a_high * b_high + c).astype(F32)
+
+
+def count_bits(x):
+    """Return how many bits of each number of 32 bits are set."""
+    return np.unpackbits(np.ascontiguousarray(x).view(np.uint8).reshape(-1, 4), axis=1).sum(1, dtype=U32)
+
+
 def flush(x):
     """Return x with zeros of the same sign for denormal numbers."""
     return np.where(np.abs(x) < SMALLEST_NORMAL, np.copysign(F32(0), x), x)

@@ -54,7 +54,8 @@ def mfma_layout(size, depth):
 def wmma_layout(target):
     """Return the same for the WMMA of a target with waves of 32 lanes.
 
-    RDNA 3: lanes 16 to 31 hold the rows of lanes 0 to 15 again. RDNA 4: they hold the other half of k.
+    RDNA 3: lanes 16 to 31 hold the rows of lanes 0 to 15 again. RDNA 4: each half of the lanes holds two runs of four
+    of k.
     """
     lane = np.arange(32)
     register = np.arange(8)[:, None]
@@ -64,7 +65,8 @@ def wmma_layout(target):
         d_rows = 2 * register + lane // 16
     else:
         each = 8
-        k = lane[:, None] // 16 * 8 + np.arange(8)
+        element = np.arange(each)
+        k = element // 4 * 8 + lane[:, None] // 16 * 4 + element % 4
         d_rows = register + 8 * (lane // 16)
     rows = np.repeat(lane % 16, each).reshape(32, each)
     return rows, k, d_rows, np.broadcast_to(lane % 16, d_rows.shape)

@@ -24,9 +24,16 @@ def maximum(a, b):
     return np.fmax(a, b) if a.dtype.kind == "f" else np.maximum(a, b)
 
 
+def median(a, b, c):
+    """Return the median of three; with a NaN among them the least of the others, as AMD's documents define it."""
+    least = minimum(minimum(a, b), c)
+    middle = maximum(minimum(a, b), minimum(maximum(a, b), c))
+    return np.where((a != a) | (b != b) | (c != c), least, middle)
+
+
 NAMES = {name: value for name, value in vars(arithmetic).items() if not name.startswith("_")}
 NAMES |= {kind: functools.partial(np.asarray, dtype=dtype) for kind, dtype in DTYPES.items()}  # u32(x) converts
-NAMES |= {"minimum": minimum, "maximum": maximum, "signed": lambda x: x.view(np.int32)}
+NAMES |= {"minimum": minimum, "maximum": maximum, "median": median, "signed": lambda x: x.view(np.int32)}
 
 
 def read_table(text):
@@ -101,6 +108,10 @@ v_max_f16          | f16 f16 -> f16       | maximum(a, b)
 v_min_f16          | f16 f16 -> f16       | minimum(a, b)
 v_max_num_f16      | f16 f16 -> f16       | maximum(a, b)
 v_min_num_f16      | f16 f16 -> f16       | minimum(a, b)
+v_add_i32          | i32 i32 -> i32       | a + b
+v_sub_i32          | i32 i32 -> i32       | a - b
+v_add_nc_i32       | i32 i32 -> i32       | a + b
+v_sub_nc_i32       | i32 i32 -> i32       | a - b
 v_add_u32          | u32 u32 -> u32       | a + b
 v_sub_u32          | u32 u32 -> u32       | a - b
 v_subrev_u32       | u32 u32 -> u32       | b - a
@@ -123,6 +134,10 @@ v_ashrrev_i32      | u32 i32 -> i32       | b >> signed(a & 31)
 v_add_u16          | u16 u16 -> u16       | a + b
 v_sub_u16          | u16 u16 -> u16       | a - b
 v_subrev_u16       | u16 u16 -> u16       | b - a
+v_add_i16          | i16 i16 -> i16       | a + b
+v_sub_i16          | i16 i16 -> i16       | a - b
+v_add_nc_i16       | i16 i16 -> i16       | a + b
+v_sub_nc_i16       | i16 i16 -> i16       | a - b
 v_mul_lo_u16       | u16 u16 -> u16       | a * b
 v_max_u16          | u16 u16 -> u16       | maximum(a, b)
 v_min_u16          | u16 u16 -> u16       | minimum(a, b)
@@ -146,15 +161,34 @@ v_maximum3_f32     | f32 f32 f32 -> f32   | np.maximum(np.maximum(a, b), c)
 v_minimum3_f32     | f32 f32 f32 -> f32   | np.minimum(np.minimum(a, b), c)
 v_maximum_f32      | f32 f32 -> f32       | np.maximum(a, b)
 v_minimum_f32      | f32 f32 -> f32       | np.minimum(a, b)
-v_med3_f32         | f32 f32 f32 -> f32   | maximum(minimum(a, b), minimum(maximum(a, b), c))
+v_med3_f32         | f32 f32 f32 -> f32   | median(a, b, c)
+v_med3_num_f32     | f32 f32 f32 -> f32   | median(a, b, c)
+v_med3_f16         | f16 f16 f16 -> f16   | median(a, b, c)
+v_med3_num_f16     | f16 f16 f16 -> f16   | median(a, b, c)
+v_maxmin_f32       | f32 f32 f32 -> f32   | minimum(maximum(a, b), c)
+v_minmax_f32       | f32 f32 f32 -> f32   | maximum(minimum(a, b), c)
+v_maxmin_num_f32   | f32 f32 f32 -> f32   | minimum(maximum(a, b), c)
+v_minmax_num_f32   | f32 f32 f32 -> f32   | maximum(minimum(a, b), c)
+v_maxmin_f16       | f16 f16 f16 -> f16   | minimum(maximum(a, b), c)
+v_minmax_f16       | f16 f16 f16 -> f16   | maximum(minimum(a, b), c)
+v_maxmin_num_f16   | f16 f16 f16 -> f16   | minimum(maximum(a, b), c)
+v_minmax_num_f16   | f16 f16 f16 -> f16   | maximum(minimum(a, b), c)
+v_maxmin_i32       | i32 i32 i32 -> i32   | minimum(maximum(a, b), c)
+v_minmax_i32       | i32 i32 i32 -> i32   | maximum(minimum(a, b), c)
+v_maxmin_u32       | u32 u32 u32 -> u32   | minimum(maximum(a, b), c)
+v_minmax_u32       | u32 u32 u32 -> u32   | maximum(minimum(a, b), c)
 v_max3_i32         | i32 i32 i32 -> i32   | maximum(maximum(a, b), c)
 v_min3_i32         | i32 i32 i32 -> i32   | minimum(minimum(a, b), c)
 v_max3_u32         | u32 u32 u32 -> u32   | maximum(maximum(a, b), c)
 v_min3_u32         | u32 u32 u32 -> u32   | minimum(minimum(a, b), c)
-v_med3_i32         | i32 i32 i32 -> i32   | maximum(minimum(a, b), minimum(maximum(a, b), c))
+v_med3_i32         | i32 i32 i32 -> i32   | median(a, b, c)
+v_med3_u32         | u32 u32 u32 -> u32   | median(a, b, c)
 v_ldexp_f32        | f32 i32 -> f32       | ldexp(a, b)
 v_div_fixup_f32    | f32 f32 f32 -> f32   | div_fixup(a, b, c)
 v_dot2_f32_f16     | u32 u32 f32 -> f32   | dot2(a, b, c)
+v_dot2_f32_bf16    | u32 u32 f32 -> f32   | dot2_bfloat16(a, b, c)
+v_dot2_f16_f16     | u32 u32 f16 -> f16   | f16(dot2(a, b, c))
+v_dot2_bf16_bf16   | u32 u32 u16 -> u16   | bfloat16_bits(dot2_bfloat16(a, b, bfloat16(c))).astype(np.uint16)
 v_add3_u32         | u32 u32 u32 -> u32   | a + b + c
 v_add_lshl_u32     | u32 u32 u32 -> u32   | (a + b) << (c & 31)
 v_lshl_add_u32     | u32 u32 u32 -> u32   | (a << (b & 31)) + c
@@ -215,6 +249,13 @@ COMPARISONS = {
 CLEARS_UPPER_HALF = frozenset(
     "v_add_f16 v_sub_f16 v_subrev_f16 v_mul_f16 v_max_f16 v_min_f16 v_cvt_f16_f32 v_add_u16 v_sub_u16 v_subrev_u16 "
     "v_mul_lo_u16 v_max_u16 v_min_u16 v_max_i16 v_min_i16 v_lshlrev_b16 v_lshrrev_b16 v_ashrrev_i16".split()
+)
+
+# With the modifier clamp, these integers stop at the ends of their range instead of wrapping around.
+SATURATES = frozenset(
+    "v_add_u32 v_sub_u32 v_subrev_u32 v_add_nc_u32 v_sub_nc_u32 v_subrev_nc_u32 v_add_i32 v_sub_i32 v_add_nc_i32 "
+    "v_sub_nc_i32 v_add_u16 v_sub_u16 v_subrev_u16 v_add_nc_u16 v_sub_nc_u16 v_add_i16 v_sub_i16 v_add_nc_i16 "
+    "v_sub_nc_i16 v_mad_u16 v_mad_u32_u24".split()
 )
 
 # ---------------------------------------------------------------- scalar instructions

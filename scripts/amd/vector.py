@@ -23,7 +23,7 @@ from .operands import (
     vector_register,
     writer,
 )
-from .tables import CLEARS_UPPER_HALF, COMPARISONS, VECTOR
+from .tables import CLEARS_UPPER_HALF, COMPARISONS, SATURATES, VECTOR
 
 DPP_CONTROLS = (
     "quad_perm row_shl row_shr row_ror row_mirror row_half_mirror row_bcast row_newbcast row_share row_xmask".split()
@@ -143,9 +143,30 @@ def sdwa_put(modifiers, put, destination):
     return put_part
 
 
+def half_of(selected):
+    """Return the part of an operand that op_sel selects: its upper half, or all of it."""
+    return (16, 16, False) if selected else None
+
+
 def clamp(value):
     """Return floats between 0 and 1, NaN as 0 (DX10_CLAMP)."""
-    return np.fmax(np.fmin(value, value.dtype.type(1)), value.dtype.type(0))
+    return np.fmin(np.fmax(value, value.dtype.type(0)), value.dtype.type(1))
+
+
+def saturated(function, readers, kind):
+    """Return a function of a wave that computes with 64 bits and limits the result to an integer kind's range."""
+    limits = np.iinfo(DTYPES[kind])
+
+    def compute(wave):
+        exact = function(*(read(wave).astype(np.int64) for read in readers))
+        return np.clip(exact, limits.min, limits.max).astype(DTYPES[kind])
+
+    return compute
+
+
+def check_clamp(name, modifiers, kind):
+    if "clamp" in modifiers and kind[0] != "f" and name not in SATURATES:
+        raise Fault("clamp of an instruction that has none")
 
 
 # ---------------------------------------------------------------- regular instructions
@@ -174,8 +195,8 @@ def regular(instruction, kernel):
             signed = text.startswith("sext(")
             text = text.removeprefix("sext(").removesuffix(")") if signed else text
             part = sdwa_part(modifiers.get(f"src{i}_sel", "DWORD"), signed)
-        elif selected[i]:
-            part = (16, 16, False)
+        else:
+            part = half_of(selected[i])
         readers.append(reader(text, kind, kernel, part))
     put = writer(destination, result, kernel, keeps_upper(name, kernel))
     if selected[len(texts)]:
@@ -186,6 +207,7 @@ def regular(instruction, kernel):
         dpp = Dpp(modifiers, kernel.width)
         readers[0] = dpp.move(readers[0])
         put = dpp.limit(put)
+    check_clamp(name, modifiers, result)
     return applied(function, readers, "clamp" in modifiers, result), put
 
 
@@ -193,7 +215,7 @@ def applied(function, readers, clamped=False, kind="f32"):
     """Return a function of a wave that applies a function to what readers read."""
     if clamped:
         if kind[0] != "f":
-            raise Fault("clamp of an integer")
+            return saturated(function, readers, kind)
         whole = applied(function, readers)
         return lambda wave: clamp(whole(wave))
     if len(readers) == 1:
@@ -212,10 +234,14 @@ def conditional(instruction, kernel):
     destination, *texts = instruction.operands
     sdwa = instruction.encoding == "sdwa"
     kind = "u16" if instruction.name.endswith("b16") else "u32"
-    parts = [sdwa_part(modifiers.get(f"src{i}_sel", "DWORD"), False) if sdwa else None for i in range(2)]
+    selected = flags(modifiers, "op_sel", 4, 0)
+    if sdwa:
+        parts = [sdwa_part(modifiers.get(f"src{i}_sel", "DWORD"), False) for i in range(2)]
+    else:
+        parts = [half_of(half) for half in selected[:2]]
     otherwise, chosen = (reader(text, kind, kernel, part) for text, part in zip(texts[:2], parts, strict=True))
     mask = lanes_reader(texts[2] if len(texts) > 2 else "vcc", kernel.width)
-    put = writer(destination, kind, kernel, keeps_upper=True)
+    put = writer(f"{destination}.h" if selected[3] else destination, kind, kernel, keeps_upper=True)
     if sdwa:
         put = sdwa_put(modifiers, put, vector_register(destination, kernel))
     if instruction.encoding in ("dpp", "e64_dpp"):
@@ -236,7 +262,10 @@ def comparison(instruction, kernel):
         operands.insert(0, "exec")
     destination, *texts = operands
     modifiers = instruction.modifiers
-    parts = [sdwa_part(modifiers.get(f"src{i}_sel", "DWORD"), False) for i in range(2)]
+    if instruction.encoding == "sdwa":
+        parts = [sdwa_part(modifiers.get(f"src{i}_sel", "DWORD"), False) for i in range(2)]
+    else:
+        parts = [half_of(half) for half in flags(modifiers, "op_sel", 3, 0)[:2]]
     readers = [reader(text, kind, kernel, part) for text, part in zip(texts, parts, strict=True)]
     if instruction.encoding in ("dpp", "e64_dpp"):
         readers[0] = Dpp(modifiers, kernel.width).move(readers[0])
@@ -293,6 +322,7 @@ def packed(instruction, kernel):
         if scalar_name not in VECTOR:
             raise Fault("unknown packed instruction")
         function = VECTOR[scalar_name][2]
+        check_clamp(scalar_name, modifiers, kind)
 
         def half(select, default, negate):
             halves = flags(modifiers, select, count, default)
@@ -343,7 +373,8 @@ def mixed(instruction, kernel):
     # Rounded once: from the exact sum to float16, which float64 holds nearly always.
     def compute_half(wave):
         a, b, c = (read(wave) for read in readers)
-        return (a.astype(np.float64) * b + c).astype(np.float16)
+        total = (a.astype(np.float64) * b + c).astype(np.float16)
+        return clamp(total) if "clamp" in instruction.modifiers else total
 
     return compute_half, put
 
@@ -560,6 +591,23 @@ def bit_operation(instruction, kernel):
     return applied(lambda a, b, c: arithmetic.bit_operation(a, b, c, table), readers), put
 
 
+def count_below(instruction, kernel):
+    """Translate v_mbcnt: the bits of a mask that belong to lanes below each lane, plus a number.
+
+    lo counts among the first 32 lanes, hi among the others.
+    """
+    destination, mask, added = instruction.operands
+    mask, added = reader(mask, "u32", kernel), reader(added, "u32", kernel)
+    first = 32 if "_hi_" in instruction.name else 0
+    lanes_below = np.clip(np.arange(kernel.width) - first, 0, 32)
+    below = ((1 << lanes_below.astype(np.uint64)) - 1).astype(np.uint32)
+
+    def compute(wave):
+        return arithmetic.count_bits(mask(wave) & below) + added(wave)
+
+    return compute, writer(destination, "u32", kernel)
+
+
 SPECIAL = {
     "v_cndmask_b32": conditional, "v_cndmask_b16": conditional,
     "v_mad_u64_u32": wide_multiply_add, "v_mad_i64_i32": wide_multiply_add,
@@ -571,6 +619,7 @@ SPECIAL = {
     "v_cvt_pk_fp8_f32": to_fp8, "v_cvt_scalef32_pk_fp8_f32": to_fp8,
     "v_cvt_pk_f32_fp8": from_fp8, "v_cvt_scalef32_pk_f32_fp8": from_fp8,
     "v_bitop3_b32": bit_operation, "v_bitop3_b16": bit_operation,
+    "v_mbcnt_lo_u32_b32": count_below, "v_mbcnt_hi_u32_b32": count_below,
     **dict.fromkeys(MIXED, mixed),
     **dict.fromkeys("v_add_co_u32 v_sub_co_u32 v_subrev_co_u32".split(), with_carry),
     **dict.fromkeys("v_addc_co_u32 v_subb_co_u32 v_subbrev_co_u32".split(), with_carry),
@@ -578,16 +627,28 @@ SPECIAL = {
 }  # fmt: skip
 
 
+# Those of SPECIAL, and the comparisons, that read op_sel.
+SELECTS = frozenset(
+    "v_cndmask_b16 v_permlane16_b32 v_permlanex16_b32 v_cvt_pk_fp8_f32 v_cvt_scalef32_pk_fp8_f32 v_cvt_pk_f32_fp8 "
+    "v_cvt_scalef32_pk_f32_fp8".split()
+)
+
+
 def modifiers_of(instruction):
     """Return the modifiers that an instruction may have."""
     name = instruction.name
     if name.startswith("v_dot"):
-        return set()
+        return {"clamp", "op_sel"} if name in ("v_dot2_f16_f16", "v_dot2_bf16_bf16") else set()
     if name.startswith("v_bitop3"):
         return {"bitop3"}
     if PACKED.match(name) or name in MIXED:
         return MODIFIERS["packed"]
-    return MODIFIERS[instruction.encoding]
+    found = MODIFIERS[instruction.encoding]
+    if name in SPECIAL:
+        found = found - ({"clamp"} if name in SELECTS else {"clamp", "op_sel"})
+    elif name.startswith(("v_cmp_", "v_cmpx_")):
+        found = found - {"clamp"}
+    return found
 
 
 def translate(instruction, kernel):

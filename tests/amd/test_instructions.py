@@ -130,6 +130,31 @@ gfx942  | v_fmac_f32_e32 v0, v1, v2              | 2.0 3.0                 | 6.0
 gfx942  | v_fma_f32 v0, -v1, v2, 1.0             | 2.0 3.0                 | -5.0
 gfx942  | v_fmamk_f32 v0, v1, 0x40000000, v2     | 3.0 1.0                 | 7.0
 gfx1100 | v_add_f32_e64 v0, v1, v2 clamp         | 2.0 3.0                 | 1.0
+gfx942  | v_add_f32_e64 v0, v1, v2 clamp         | nan 3.0                 | 0.0
+gfx942  | v_pk_add_f16 v0, v1, v2 clamp          | 0x7e00c000 0x3c003c00   | 0x00000000
+gfx942  | v_fma_mixlo_f16 v0, v1, v2, 0 clamp    | 2.0 3.0                 | 0x77773c00
+gfx942  | v_sub_u32_e64 v0, v1, v2 clamp         | 3 5                     | 0
+gfx942  | v_add_u32_e64 v0, v1, v2 clamp         | 0xfffffff0 0x20         | 0xffffffff
+gfx1100 | v_sub_nc_u32_e64 v0, v1, v2 clamp      | 3 5                     | 0
+gfx1100 | v_add_nc_i32 v0, v1, v2 clamp          | 0x7fffffff 1            | 0x7fffffff
+gfx1100 | v_sub_nc_i32 v0, v1, v2 clamp          | 0x80000000 1            | 0x80000000
+gfx942  | v_add_u16_e64 v0, v1, v2 clamp         | 0xffff 2                | 0x0000ffff
+gfx942  | v_pk_sub_u16 v0, v1, v2 clamp          | 0x00030005 0x00050003   | 0x00000002
+gfx942  | v_pk_add_i16 v0, v1, v2 clamp          | 0x80007fff 0xffff0001   | 0x80007fff
+gfx942  | v_fma_f16 v0, v1, v2, v3               | 0x3c00 0x4000 0x3c00    | 0x77774200
+gfx942  | v_mad_u16 v0, v1, v2, v3               | 3 5 7                   | 0x77770016
+gfx942  | v_med3_f32 v0, v1, v2, v3              | 3.0 -1.0 2.0            | 2.0
+gfx942  | v_med3_f32 v0, v1, v2, v3              | 3.0 nan -1.0            | -1.0
+gfx942  | v_med3_f32 v0, v1, v2, v3              | 2.0 3.0 nan             | 2.0
+gfx1201 | v_med3_num_f32 v0, v1, v2, v3          | nan 3.0 -1.0            | -1.0
+gfx1100 | v_maxmin_f32 v0, v1, v2, v3            | -3.0 2.0 1.0            | 1.0
+gfx1100 | v_minmax_f32 v0, v1, v2, v3            | 5.0 2.0 3.0             | 3.0
+gfx1201 | v_maxmin_num_f32 v0, v1, v2, v3        | nan 2.0 5.0             | 2.0
+gfx1100 | v_minmax_u32 v0, v1, v2, v3            | 5 2 3                   | 3
+gfx1100 | v_dot2_f32_bf16 v0, v1, v2, v3         | 0x3f804000 0x40404000 1.0 | 8.0
+gfx1100 | v_dot2_bf16_bf16 v0, v1, v2, v3        | 0x3f804000 0x40404000 0x3f80 | 0x77774100
+gfx1100 | v_dot2_bf16_bf16 v0, v1, v2, v3 op_sel:[0,0,1,1] | 0x3f804000 0x40404000 0x3f800000 | 0x41007777
+gfx1100 | v_dot2_f16_f16 v0, v1, v2, v3          | 0x3c004000 0x42004000 0x3c00 | 0x77774800
 gfx942  | v_and_b32_sdwa v0, v1, v2 dst_sel:DWORD dst_unused:UNUSED_PAD src0_sel:WORD_1 src1_sel:BYTE_1 | 0xabcd1234 0xff00 | 0xcd
 gfx942  | v_add_u32_sdwa v0, v1, sext(v2) dst_sel:DWORD dst_unused:UNUSED_PAD src0_sel:DWORD src1_sel:WORD_0 | 5 0x1fffe | 3
 gfx942  | v_mov_b32_sdwa v0, v1 dst_sel:BYTE_2 dst_unused:UNUSED_PRESERVE src0_sel:BYTE_0 | 0x11 | 0x77117777
@@ -150,6 +175,29 @@ def test_one_instruction(example):
         assert set(wave.v[0].tolist()) == {expected & 0xFFFFFFFF}, hex(wave.v[0][0])
     else:
         np.testing.assert_array_equal(floats(wave, 0), np.float32(expected))
+
+
+def test_upper_halves_are_compared_and_chosen():
+    code = "v_cndmask_b16 v0, v1, v2, s2 op_sel:[1,0,0,1]"
+    wave = run("gfx1100", code, {0: 0x77777777, 1: 0x1234ABCD, 2: 0x5678}, {2: 0xFFFF0000})
+    assert set(wave.v[0][:16].tolist()) == {0x12347777} and set(wave.v[0][16:].tolist()) == {0x56787777}
+    code = "v_cmp_lt_f16_e64 s2, v1, v2 op_sel:[1,0]"
+    wave = run("gfx1100", code, {1: 0x3C004000, 2: 0xFFFF3E00})  # 1.0 in the upper half < 1.5 < 2.0 in the lower one
+    assert wave.s[2] == 0xFFFFFFFF
+
+
+@pytest.mark.parametrize("target", ["gfx942", "gfx1100"])
+def test_lanes_below_are_counted(target):
+    code = """
+    v_mbcnt_lo_u32_b32 v1, -1, 5
+    v_mbcnt_hi_u32_b32 v2, -1, v1
+    v_mbcnt_lo_u32_b32 v3, s2, 0
+    """
+    lanes = np.arange(64 if target == "gfx942" else 32)
+    wave = run(target, code, s={2: 0x80000005})
+    assert wave.v[1].tolist() == (np.minimum(lanes, 32) + 5).tolist()
+    assert wave.v[2].tolist() == (lanes + 5).tolist()
+    assert wave.v[3].tolist() == [int(i > 0) + int(i > 2) + int(i > 31) for i in lanes]
 
 
 def test_pairs_of_registers():
@@ -447,9 +495,13 @@ def test_wmma_is_a_matmul(target, kind):
     code = f"v_wmma_f32_16x16x16_{kind} v[0:7], v[40:{39 + words}], v[50:{49 + words}], v[10:17]"
     made = Machine(target, code)
     (wave,) = made.waves
-    first = (lambda lane: 0) if rdna3 else (lambda lane: 8 * (lane // 16))
-    fill(wave, 40, kind, lambda lane, p: a[lane % 16, first(lane) + p], 32, each)
-    fill(wave, 50, kind, lambda lane, p: b[first(lane) + p, lane % 16], 32, each)
+
+    def k(lane, p):
+        """RDNA 4: in AMD's calculator, lane 0 holds k = 0 to 3 and 8 to 11, lane 16 holds 4 to 7 and 12 to 15."""
+        return p if rdna3 else 8 * (p // 4) + 4 * (lane // 16) + p % 4
+
+    fill(wave, 40, kind, lambda lane, p: a[lane % 16, k(lane, p)], 32, each)
+    fill(wave, 50, kind, lambda lane, p: b[k(lane, p), lane % 16], 32, each)
     place = (lambda i, j: (i // 2, j + 16 * (i % 2))) if rdna3 else (lambda i, j: (i % 8, j + 16 * (i // 8)))
     for i in range(16):
         for j in range(16):
@@ -466,6 +518,15 @@ def test_wmma_is_a_matmul(target, kind):
             run(target, code, {40: np.arange(32)})
     with pytest.raises(Fault, match="inactive lanes"):
         run(target, code, mask=0xFFFF)
+
+
+def test_wmma_of_rdna4_holds_k_as_the_calculator_says():
+    """Permuting k of A and B alike changes no product, so the layout has a test of its own."""
+    rows, k, d_rows, d_columns = matrix.wmma_layout("gfx1201")
+    assert k[0].tolist() == k[15].tolist() == [0, 1, 2, 3, 8, 9, 10, 11]
+    assert k[16].tolist() == k[31].tolist() == [4, 5, 6, 7, 12, 13, 14, 15]
+    assert rows[:, 0].tolist() == [*range(16), *range(16)] and d_rows[:, 16].tolist() == list(range(8, 16))
+    assert d_columns[0].tolist() == rows[:, 0].tolist()
 
 
 def test_cdna2_flushes_denormals_of_16_bit_matmuls():
@@ -732,9 +793,11 @@ def test_scalar_loads():
 @pytest.mark.parametrize(
     "code",
     [
-        "v_frobnicate_b32 v0, v1", "s_frobnicate_b32 s0, s1", "ds_add_u32 v0, v1", "global_atomic_add v0, v1, s[0:1]",
+        "v_frobnicate_b32 v0, v1", "s_frobnicate_b32 s0, s1", "ds_mskor_b32 v0, v1, v2",
+        "global_atomic_csub v0, v1, s[0:1]", "v_add_co_u32_e64 v0, s[2:3], v1, v2 clamp",
+        "v_cmp_lt_f32_e64 s[2:3], v1, v2 clamp",
         "v_mov_b32_dpp v0, v1 wave_shl:1 row_mask:0xf bank_mask:0xf", "v_add_f32_e64 v0, v1, v2 mul:2",
-        "v_mfma_f32_4x4x1_16b_f32 a[0:3], v0, v1, a[0:3]", "v_add_u32_e64 v0, v1, v2 clamp", "v_add_u32_e32 v0, v1",
+        "v_mfma_f32_4x4x1_16b_f32 a[0:3], v0, v1, a[0:3]", "v_mul_lo_u32 v0, v1, v2 clamp", "v_add_u32_e32 v0, v1",
         "v_mov_b32_e32 v0, s[0:1:2]", "buffer_load_dword v0, v1, s[0:3], 0 idxen", "s_trap 2", "s_barrier_signal 3",
         "v_mfma_f32_32x32x8_bf16 v[0:15], v[0:1], v[2:3], 0 cbsz:1", "v_mov_b32_e32 v0, v256",
     ],
