@@ -6,7 +6,7 @@ from collections import Counter
 
 import numpy as np
 
-from . import matrix, memory, scalar, vector
+from . import atomics, matrix, memory, scalar, vector
 from .assembly import Fault
 from .machine import LDS, TTMP, Memory, Wave
 from .tables import NO_EFFECT
@@ -19,7 +19,7 @@ KINDS = {
     r"s_load": "memory",
     r"s_": "scalar",
     r"ds_": "LDS",
-    r"(buffer|global|scratch)_": "memory",
+    r"(buffer|global|flat|scratch)_": "memory",
 }
 
 
@@ -38,6 +38,7 @@ class Totals:
     loaded: int = 0
     stored: int = 0
     workgroups: int = 0
+    banks: dict = dataclasses.field(default_factory=dict)  # as in banks.BankCounts.cycles
 
 
 def located(instruction, kernel, translate):
@@ -45,7 +46,7 @@ def located(instruction, kernel, translate):
     try:
         return translate(instruction, kernel)
     except (Fault, ValueError, KeyError, TypeError) as error:
-        raise Fault(f"{kernel.target}: {instruction}: {error}") from None
+        raise Fault(f"{instruction}: {error}") from None
 
 
 def translate_vector(instruction, kernel):
@@ -62,7 +63,8 @@ def translate(pair, kernel):
         if instruction.name.startswith(("s_", "v_s_")):
             return located(instruction, kernel, scalar.translate)
         if not instruction.name.startswith("v_"):
-            return located(instruction, kernel, memory.translate)
+            module = atomics if atomics.is_atomic(instruction.name) else memory
+            return located(instruction, kernel, module.translate)
         compute, put = located(instruction, kernel, translate_vector)
         return lambda wave: put(wave, compute(wave))
     (compute1, put1), (compute2, put2) = (located(half, kernel, translate_vector) for half in pair)
@@ -83,7 +85,15 @@ class Program:
         """Translate a kernel; an instruction that a launch executes more often than `limit` is in an endless loop."""
         self.kernel = kernel
         self.limit = limit
-        self.steps = [translate(pair, kernel) for pair in kernel.code]
+        self.steps = []
+        unknown = {}  # names -> fault of the first instruction that has them
+        for pair in kernel.code:
+            try:
+                self.steps.append(translate(pair, kernel))
+            except Fault as fault:
+                unknown.setdefault(tuple(half.name for half in pair), str(fault))
+        if unknown:
+            raise Fault(f"{kernel.target} {kernel.name}: {'; '.join(unknown.values())}")
 
     def arguments(self, given, grid, warps, dynamic_lds):
         """Return the bytes of a launch's arguments: those given, in order, and the hidden ones."""
@@ -173,7 +183,7 @@ class Program:
         arguments = self.arguments(given, grid, warps, dynamic_lds)
         address = arguments.ctypes.data
         memory = Memory([*ranges, (address, address + len(arguments))])
-        lds = LDS(self.kernel.lds + dynamic_lds, warps)
+        lds = LDS(self.kernel.lds + dynamic_lds, warps, self.kernel.target)
         waves = [Wave(self.kernel, number, lds, memory) for number in range(warps)]
         counts = [0 for _ in self.steps]
         workgroups = [(x, y, z) for z in range(grid[2]) for y in range(grid[1]) for x in range(grid[0])]
@@ -185,7 +195,7 @@ class Program:
                 self.run_workgroup(waves, lds, order, counts)
                 if progress:
                     progress(done, len(workgroups))
-        totals = Totals(loaded=memory.loaded, stored=memory.stored, workgroups=len(workgroups))
+        totals = Totals(loaded=memory.loaded, stored=memory.stored, workgroups=len(workgroups), banks=lds.banks.cycles)
         for pair, count in zip(self.kernel.code, counts, strict=True):
             for instruction in pair:
                 totals.instructions[kind_of(instruction)] += count

@@ -10,6 +10,7 @@ import functools
 import numpy as np
 
 from .assembly import Fault
+from .banks import BankCounts
 
 DTYPES = {
     "u32": np.uint32, "i32": np.int32, "f32": np.float32,
@@ -78,23 +79,38 @@ class Memory:
         self.bytes.view(dtype)[at] = data.view(dtype)
 
 
+def check_order(first_word, first, second_word, second, touched):
+    """Raise Fault if a byte was touched in these two ways, by more than one wave. All are booleans [wave, byte]."""
+    unordered = first.any(0) & second.any(0) & (touched.sum(0) > 1)
+    if unordered.any():
+        byte = int(unordered.argmax())
+        waves = [np.nonzero(way[:, byte])[0] for way in (first, second)]
+        who = f"{first_word} by waves {waves[0]}, {second_word} by waves {waves[1]}"
+        raise Fault(f"a race: {unordered.sum()} bytes of LDS, first {byte}, {who} without a barrier in between")
+
+
 class LDS:
     """The local memory of a workgroup, and who touched which byte of it since the last barrier.
 
     Two waves may store the same value to a byte: Triton's layouts hold some elements in several waves. Between arriving
     at a barrier and waiting for it, which are two instructions on RDNA4, an access is unordered with those before the
-    barrier and those after it: it counts for both.
+    barrier and those after it: it counts for both. Atomic updates are ordered among each other, but not with other
+    accesses.
     """
 
-    def __init__(self, size, waves):
+    def __init__(self, size, waves, target):
         self.size = size
+        self.banks = BankCounts(target)
         self.bytes = np.empty(size + -size % 4, np.uint8)
         self.waves = waves
-        self.touched = {}  # number of a barrier -> whether a wave [wave, byte] loaded from it, and stored to it, before
+        # number of a barrier -> whether a wave [wave, byte] loaded from it, and stored to it, before; and updated it
+        self.touched = {}
+        self.updated = {}
 
     def start(self, noise):
         self.bytes[:] = np.frombuffer(noise.bytes(len(self.bytes)), np.uint8)
         self.touched.clear()
+        self.updated.clear()
 
     def places(self, address, size):
         if len(address) and address.max() + size > self.size:
@@ -127,17 +143,38 @@ class LDS:
                 raise Fault("a race: two waves store different values to one byte of LDS without a barrier in between")
             stores[wave.number, at] = TOUCHED[dtype]
 
+    def read(self, address, size):
+        """Return what lies at each address, as words or bytes [lane, number], for an update that is marked."""
+        at, dtype = self.places(address, size)
+        return self.bytes.view(dtype)[at]
+
+    def write(self, address, data):
+        """Store the result of an update that is marked."""
+        at, dtype = self.places(address, data.shape[1] * data.itemsize)
+        self.bytes.view(dtype)[at] = data.view(dtype)
+
+    def mark_update(self, wave, address, size):
+        """Note an atomic update of the bytes at each address."""
+        at, dtype = self.places(address, size)
+        for barrier in range(wave.barriers_passed, wave.barriers_reached + 1):
+            if barrier not in self.updated:
+                self.updated[barrier] = np.zeros((self.waves, len(self.bytes)), np.uint8)
+            self.updated[barrier].view(dtype)[wave.number, at] = TOUCHED[dtype]
+
     def end_of_interval(self, barrier):
-        """Raise Fault if a wave stored to a byte that another one loaded, since the barrier before this one."""
+        """Raise Fault if a wave stored to a byte that another one loaded, since the barrier before this one.
+
+        The same holds for a byte that one wave updated and another one loaded or stored.
+        """
         touched = self.touched.pop(barrier, None)
+        updates = self.updated.pop(barrier, None)
         if touched is None:
             return
         loads, stores = touched
-        unordered = stores.any(0) & loads.any(0) & ((loads | stores).sum(0) > 1)
-        if unordered.any():
-            byte = int(unordered.argmax())
-            who = f"stored by waves {np.nonzero(stores[:, byte])[0]}, loaded by waves {np.nonzero(loads[:, byte])[0]}"
-            raise Fault(f"a race: {unordered.sum()} bytes of LDS, first {byte}, {who} without a barrier in between")
+        plain = loads | stores
+        check_order("stored", stores, "loaded", loads, plain)
+        if updates is not None:
+            check_order("updated", updates, "loaded or stored", plain, plain | updates)
 
 
 @functools.lru_cache(1 << 16)

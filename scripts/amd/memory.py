@@ -1,4 +1,4 @@
-"""Translate instructions that load and store: LDS, buffer, global and scratch. No atomics.
+"""Translate instructions that load and store: LDS, buffer, global, flat and scratch.
 
 Each active lane has an address. Memory is read in the order of the instructions: waits and caches are not modelled.
 """
@@ -22,7 +22,7 @@ CACHE_HINTS = {"glc", "slc", "dlc", "sc0", "sc1", "nt", "th", "scope"}
 # A buffer whose addresses include the lane's number (ADD_TID_ENABLE and swizzling): each lane has memory of its own.
 SCRATCH_BUFFER = 1 << 40 | 1 << 63 | 0xFFFFFFFF << 64 | 1 << 119
 LDS_NAME = re.compile(r"ds_(read|write|load|store)(2|_2addr)?(st64|_stride64)?_(\w+?)(_d16|_d16_hi)?$")
-GLOBAL_NAME = re.compile(r"(buffer|global|scratch)_(load|store)_(?:(d16_hi|d16)_)?(\w+?)(?:_(d16_hi|d16))?$")
+GLOBAL_NAME = re.compile(r"(buffer|global|flat|scratch)_(load|store)_(?:(d16_hi|d16)_)?(\w+?)(?:_(d16_hi|d16))?$")
 
 
 def size_of(name):
@@ -79,12 +79,14 @@ def lds_access(instruction, kernel, load, pair, stride, kind, half):
         unknown = set(modifiers) - {"offset"}
     if unknown:
         raise Fault(f"unknown modifier {', '.join(unknown)}")
+    counted = (instruction.place, instruction.text)
 
     def run(wave):
         lanes = wave.lanes
         base = wave.v[address, lanes].astype(np.int64)
         found = []
         for offset, first in zip(offsets, registers, strict=True):
+            wave.lds.banks.add(counted, wave, base + offset, size, load)
             if load:
                 found.append(wave.lds.load(wave, base + offset, size))
             else:
@@ -145,11 +147,14 @@ def transposed_read(instruction, kernel):
     """
     destination, address = (vector_register(text, kernel) for text in instruction.operands)
     offset = int(instruction.modifiers.get("offset", "0"), 0)
+    counted = (instruction.place, instruction.text)
 
     def run(wave):
         if wave.exec != wave.whole:
             raise Fault("a transposed read with inactive lanes")
-        data = wave.lds.load(wave, wave.v[address].astype(np.int64) + offset, 8)
+        at = wave.v[address].astype(np.int64) + offset
+        wave.lds.banks.add(counted, wave, at, 8, load=True)
+        data = wave.lds.load(wave, at, 8)
         rows = data.view(np.uint16).reshape(kernel.width // 16, 4, 16)  # [group of 16 lanes, row, column]
         columns = np.ascontiguousarray(rows.transpose(0, 2, 1)).reshape(kernel.width, 4)
         wave.v[destination : destination + 2] = columns.view(np.uint32).T
@@ -171,78 +176,121 @@ def transfer(wave, address, lanes, size, first, load, signed, half):
 
 
 def data_and_address(instruction, load):
-    """Return the operands in the order of a load: data, address, base. A store names its address first."""
+    """Return the operands in the order of a load: data, address, base if any. A store names its address first."""
     if load:
         return instruction.operands
-    address, data, base = instruction.operands
-    return data, address, base
+    address, data, *base = instruction.operands
+    return data, address, *base
+
+
+def check_modifiers(modifiers, known):
+    if unknown := set(modifiers) - CACHE_HINTS - known:
+        raise Fault(f"unknown modifier {', '.join(sorted(unknown))}")
+
+
+def buffer_places(operands, modifiers, size, kernel):
+    """Return a function of a wave: the lanes inside a raw buffer, their addresses, and the lanes outside it.
+
+    operands: of the offsets, the buffer and a scalar offset.
+    """
+    check_modifiers(modifiers, {"offen", "offset"})
+    offsets, resource, scalar_offset = operands
+    offsets = vector_register(offsets, kernel) if "offen" in modifiers else None
+    resource = scalar_register(resource)
+    scalar_offset = scalar_reader(scalar_offset, "u32")
+    immediate = int(modifiers.get("offset", "0"), 0)
+
+    def places(wave):
+        extra = scalar_offset(wave)
+        base = wave.get_scalar(resource) | (wave.get_scalar(resource + 1) & 0xFFFF) << 32
+        records = wave.get_scalar(resource + 2)
+        if wave.get_scalar(resource + 1) >> 16 & 0x3FFF:
+            raise Fault("a buffer with a stride")
+        lanes = np.arange(wave.width)[wave.lanes]
+        if offsets is None:
+            at = np.full(len(lanes), immediate)
+        else:
+            at = wave.v[offsets, lanes].astype(np.int64) + immediate
+        inside = at + size <= records - extra
+        if inside.all():
+            return lanes, base + extra + at, lanes[:0]
+        if (~inside & (at < records - extra)).any():
+            raise Fault("an access that the end of its buffer cuts")
+        return lanes[inside], base + extra + at[inside], lanes[~inside]
+
+    return places
 
 
 def buffer_access(instruction, kernel, load, size, signed, half):
     """Translate a raw buffer: base + offsets, where loads out of range give zero and stores do nothing."""
     modifiers = instruction.modifiers
-    unknown = set(modifiers) - CACHE_HINTS - {"offen", "offset"}
-    if unknown:
-        raise Fault(f"unknown modifier {', '.join(unknown)}")
-    data, offset_register, resource, scalar_offset = instruction.operands
+    data, *operands = instruction.operands
     first = vector_register(data, kernel)
-    offsets = vector_register(offset_register, kernel) if "offen" in modifiers else None
-    resource = scalar_register(resource)
-    scalar_offset = scalar_reader(scalar_offset, "u32")
-    immediate = int(modifiers.get("offset", "0"), 0)
+    places = buffer_places(operands, modifiers, size, kernel)
+    scratch = scratch_places(operands, modifiers, kernel)
+    resource = scalar_register(operands[1])
 
     def run(wave):
-        extra = scalar_offset(wave)
         if wave.get_scalar(resource, 4) == SCRATCH_BUFFER:
-            lanes = np.arange(wave.width)[wave.lanes]
-            at = np.full(len(lanes), immediate + extra)
-            if offsets is not None:
-                at += wave.v[offsets, lanes]
+            lanes, at = scratch(wave)
             transfer_scratch(wave, kernel.scratch, at, lanes, size, first, load, signed, half)
             return
-        base = wave.get_scalar(resource) | (wave.get_scalar(resource + 1) & 0xFFFF) << 32
-        records = wave.get_scalar(resource + 2)
-        if wave.get_scalar(resource + 1) >> 16 & 0x3FFF:
-            raise Fault("a buffer with a stride")
-        lanes = wave.lanes
-        if offsets is None:
-            at = np.full(wave.width, immediate)[lanes]
-        else:
-            at = wave.v[offsets, lanes].astype(np.int64) + immediate
-        inside = at + size <= records - extra
-        if not inside.all():
-            if (~inside & (at < records - extra)).any():
-                raise Fault("an access that the end of its buffer cuts")
-            numbers = np.arange(wave.width)[lanes]
-            outside = numbers[~inside]
-            lanes = numbers[inside]
-            at = at[inside]
-            if load:
-                load_lanes(wave, np.zeros((len(outside), size), np.uint8), outside, first, False, half)
-        transfer(wave, base + extra + at, lanes, size, first, load, signed, half)
+        lanes, at, outside = places(wave)
+        if load and len(outside):
+            load_lanes(wave, np.zeros((len(outside), size), np.uint8), outside, first, False, half)
+        transfer(wave, at, lanes, size, first, load, signed, half)
 
     return run
 
 
-def global_access(instruction, kernel, load, size, signed, half):
-    """Translate a load or store at an address of 64 bits, or at a scalar base and an offset of 32 bits."""
-    modifiers = instruction.modifiers
-    unknown = set(modifiers) - CACHE_HINTS - {"offset"}
-    if unknown:
-        raise Fault(f"unknown modifier {', '.join(unknown)}")
-    data, address, base = data_and_address(instruction, load)
-    first = vector_register(data, kernel)
+def scratch_places(operands, modifiers, kernel):
+    """Return a function of a wave: its active lanes, and the bytes of their scratch memory that a buffer points to."""
+    offsets, _, scalar_offset = operands
+    offsets = vector_register(offsets, kernel) if "offen" in modifiers else None
+    scalar_offset = scalar_reader(scalar_offset, "u32")
+    immediate = int(modifiers.get("offset", "0"), 0)
+
+    def places(wave):
+        lanes = np.arange(wave.width)[wave.lanes]
+        at = np.full(len(lanes), immediate + scalar_offset(wave))
+        if offsets is not None:
+            at += wave.v[offsets, lanes]
+        return lanes, at
+
+    return places
+
+
+def global_places(address, base, modifiers, kernel):
+    """Return a function of a wave: its active lanes, their addresses, and no lanes outside.
+
+    An address has 64 bits, or it is an offset of 32 bits to a scalar base. base: the operand in a list, none of a flat
+    address.
+    """
+    check_modifiers(modifiers, {"offset"})
     address = vector_register(address, kernel)
     immediate = int(modifiers.get("offset", "0"), 0)
-    base = None if base == "off" else scalar_reader(base, "i64")
+    base = None if base in ([], ["off"]) else scalar_reader(base[0], "i64")
 
-    def run(wave):
-        lanes = wave.lanes
+    def places(wave):
+        lanes = np.arange(wave.width)[wave.lanes]
         at = wave.v[address, lanes].astype(np.int64) + immediate
         if base is None:
             at += wave.v[address + 1, lanes].astype(np.int64) << 32
         else:
             at += base(wave)
+        return lanes, at, lanes[:0]
+
+    return places
+
+
+def global_access(instruction, kernel, load, size, signed, half):
+    """Translate a load or store at an address of 64 bits, or at a scalar base and an offset of 32 bits."""
+    data, address, *base = data_and_address(instruction, load)
+    first = vector_register(data, kernel)
+    places = global_places(address, base, instruction.modifiers, kernel)
+
+    def run(wave):
+        lanes, at, _ = places(wave)
         transfer(wave, at, lanes, size, first, load, signed, half)
 
     return run
@@ -262,8 +310,7 @@ def transfer_scratch(wave, available, at, lanes, size, first, load, signed, half
 def scratch_access(instruction, kernel, load, size, signed, half):
     """Translate a load from or a store to the memory of each lane, where a compiler spills registers."""
     data, address, base = data_and_address(instruction, load)
-    if set(instruction.modifiers) - CACHE_HINTS - {"offset"}:
-        raise Fault("unknown modifier")
+    check_modifiers(instruction.modifiers, {"offset"})
     first = vector_register(data, kernel)
     offsets = None if address == "off" else vector_register(address, kernel)
     base = scalar_reader("0" if base == "off" else base, "u32")
@@ -279,7 +326,7 @@ def scratch_access(instruction, kernel, load, size, signed, half):
     return run
 
 
-ACCESS = {"buffer": buffer_access, "global": global_access, "scratch": scratch_access}
+ACCESS = {"buffer": buffer_access, "global": global_access, "flat": global_access, "scratch": scratch_access}
 
 
 def translate(instruction, kernel):

@@ -41,7 +41,7 @@ class Machine:
     def __init__(self, target, code, waves=1, lds=256, ranges=(), order=1, **given):
         self.program = program_of(target, code, **given)
         self.order = order
-        self.lds = LDS(lds, waves)
+        self.lds = LDS(lds, waves, target)
         self.waves = [
             Wave(self.program.kernel, n, self.lds, Memory([(1 << 20, 1 << 20), *ranges])) for n in range(waves)
         ]

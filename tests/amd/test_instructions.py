@@ -6,9 +6,9 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
-from isa import Machine, floats, run
+from isa import WIDTH, Machine, bits, floats, run
 
-from amd import arithmetic, machine, matrix, tables, vector
+from amd import arithmetic, atomics, banks, machine, matrix, tables, vector
 from amd.assembly import Fault, parse_kernel
 
 INF, NAN = float("inf"), float("nan")
@@ -757,6 +757,208 @@ def test_an_address_that_no_memory_has(code, address):
         run("gfx942", code, {1: 0}, {2: address & 0xFFFFFFFF, 3: address >> 32})
 
 
+# ---------------------------------------------------------------- bank conflicts of LDS
+
+TRANSPOSE = """
+v_lshrrev_b32_e32 v2, 5, v0
+v_and_b32_e32 v3, 31, v0
+v_mul_u32_u24_e32 v4, {row}, v2
+v_lshl_add_u32 v4, v3, 2, v4
+ds_write_b32 v4, v1
+v_mul_u32_u24_e32 v4, {row}, v3
+v_lshl_add_u32 v4, v2, 2, v4
+ds_read_b32 v5, v4
+"""
+
+
+@pytest.mark.parametrize(("target", "load_cycles"), [("gfx90a", 64), ("gfx942", 64), ("gfx950", 32), ("gfx1100", 32)])
+def test_a_transpose_has_bank_conflicts_that_padding_removes(target, load_cycles):
+    """By hand: a wave stores two rows of a tile of 32 x 32 numbers of 4 bytes (RDNA: one), and loads as many columns.
+
+    Without padding the 32 numbers of a column lie in one of 32 banks: 32 cycles per phase of 32 lanes. With 64 banks
+    (loads on gfx950) they lie in two. A row of 33 numbers moves each row to the next bank.
+    """
+    phases = WIDTH[target] // 32
+    for row, cycles in ((32, load_cycles), (33, phases)):
+        machine = Machine(target, TRANSPOSE.format(row=4 * row), lds=4 * row * 32)
+        machine.waves[0].v[0] = np.arange(WIDTH[target])
+        machine.run()
+        found = {text.split()[0]: counts for (_, text), counts in machine.lds.banks.cycles.items()}
+        assert found == {"ds_write_b32": [1, phases, phases], "ds_read_b32": [1, cycles, phases]}
+
+
+# target | instruction | address of lane i | cycles, cycles without conflicts
+BANKS = """
+gfx942  | ds_read_b32 v2, v1                 | 0 * i                                       | 2 2
+gfx942  | ds_read_u16 v2, v1                 | 2 * i                                       | 2 2
+gfx942  | ds_read_b64 v[2:3], v1             | 8 * i                                       | 4 4
+gfx942  | ds_read_b64 v[2:3], v1             | 128 * (i % 16) + 8 * (i // 16)              | 64 4
+gfx942  | ds_write_b128 v1, v[2:5]           | 16 * i                                      | 8 8
+gfx942  | ds_read_b128 v[2:5], v1            | 16 * i                                      | 8 8
+gfx942  | ds_write_b128 v1, v[2:5]           | 16 * (i % 32 // 4 % 4) + 256 * (i % 4) + 64 * (i // 16) | 32 8
+gfx942  | ds_read_b128 v[2:5], v1            | 128 * (i // 4) + 16 * (i % 4) + 64 * (i // 16 % 2) | 8 8
+gfx942  | ds_write_b128 v1, v[2:5]           | 128 * (i // 4) + 16 * (i % 4) + 64 * (i // 16 % 2) | 16 8
+gfx942  | ds_read2_b32 v[2:3], v1 offset1:32 | 4 * i                                       | 4 4
+gfx942  | ds_add_u32 v1, v2                  | 128 * (i % 8)                               | 16 2
+gfx950  | ds_read_b128 v[2:5], v1            | 16 * i                                      | 4 4
+gfx950  | ds_write_b128 v1, v[2:5]           | 16 * i                                      | 8 8
+gfx950  | ds_read_b64 v[2:3], v1             | 8 * i                                       | 2 2
+gfx950  | ds_write_b64 v1, v[2:3]            | 8 * i                                       | 4 4
+gfx1201 | ds_load_b128 v[2:5], v1            | 16 * i                                      | 4 4
+"""
+
+
+@pytest.mark.parametrize("example", BANKS.strip().splitlines(), ids=lambda line: line[:60])
+def test_cycles_of_an_access(example):
+    target, code, address, expected = (cell.strip() for cell in example.split(" | "))
+    machine = Machine(target, code, lds=4096)
+    (wave,) = machine.waves
+    wave.v[1] = eval(address, {"i": np.arange(WIDTH[target])})
+    machine.run()
+    (counts,) = machine.lds.banks.cycles.values()
+    assert counts[1:] == list(map(int, expected.split()))
+
+
+def test_lanes_that_are_off_have_no_conflicts():
+    machine = Machine("gfx942", "ds_read_b32 v2, v1", lds=8192)
+    (wave,) = machine.waves
+    wave.v[1] = 128 * np.arange(64)
+    wave.set_exec(0b111)
+    machine.run()
+    assert list(machine.lds.banks.cycles.values()) == [[1, 3, 1]]
+
+
+# ---------------------------------------------------------------- atomics
+# target | instruction, on data in v2 (and v3) at the address in v[0:1] | before, a lane's data and its second | after
+
+ATOMICS = """
+gfx942  | global_atomic_add v[0:1], v2, off                | 5 3 0                   | 8
+gfx942  | global_atomic_sub v[0:1], v2, off                | 5 3 0                   | 2
+gfx942  | global_atomic_smin v[0:1], v2, off               | 5 -3 0                  | -3
+gfx942  | global_atomic_umin v[0:1], v2, off               | 5 -3 0                  | 5
+gfx942  | global_atomic_smax v[0:1], v2, off               | 5 -3 0                  | 5
+gfx942  | global_atomic_umax v[0:1], v2, off               | 5 -3 0                  | -3
+gfx942  | global_atomic_and v[0:1], v2, off                | 0xf5 0x3c 0             | 0x34
+gfx942  | global_atomic_or v[0:1], v2, off                 | 0xf1 0x0e 0             | 0xff
+gfx942  | global_atomic_xor v[0:1], v2, off                | 0xf1 0x0f 0             | 0xfe
+gfx942  | global_atomic_swap v[0:1], v2, off               | 5 3 0                   | 3
+gfx942  | global_atomic_inc v[0:1], v2, off                | 3 3 0                   | 0
+gfx942  | global_atomic_inc v[0:1], v2, off                | 2 3 0                   | 3
+gfx942  | global_atomic_dec v[0:1], v2, off                | 0 3 0                   | 3
+gfx942  | global_atomic_dec v[0:1], v2, off                | 3 3 0                   | 2
+gfx942  | global_atomic_cmpswap v[0:1], v[2:3], off        | 5 3 5                   | 3
+gfx942  | global_atomic_cmpswap v[0:1], v[2:3], off        | 5 3 4                   | 5
+gfx942  | global_atomic_add_f32 v[0:1], v2, off            | 0.5 0.25 0              | 0.75
+gfx942  | global_atomic_pk_add_f16 v[0:1], v2, off         | 0x3c004000 0x40003c00 0 | 0x42004200
+gfx942  | global_atomic_pk_add_bf16 v[0:1], v2, off        | 0x3f804000 0x40003f80 0 | 0x40404040
+gfx942  | flat_atomic_add v[0:1], v2                       | 5 3 0                   | 8
+gfx1100 | global_atomic_add_u32 v[0:1], v2, off            | 5 3 0                   | 8
+gfx1100 | global_atomic_min_i32 v[0:1], v2, off            | 5 -3 0                  | -3
+gfx1100 | global_atomic_max_f32 v[0:1], v2, off            | 0.5 0.25 0              | 0.5
+gfx1100 | global_atomic_swap_b32 v[0:1], v2, off           | 5 3 0                   | 3
+gfx1100 | global_atomic_cmpswap_b32 v[0:1], v[2:3], off    | 5 3 5                   | 3
+gfx1201 | global_atomic_min_num_f32 v[0:1], v2, off        | 0.5 0.25 0              | 0.25
+gfx1201 | global_atomic_pk_add_bf16 v[0:1], v2, off        | 0x3f804000 0x40003f80 0 | 0x40404040
+"""
+
+
+@pytest.mark.parametrize("example", ATOMICS.strip().splitlines(), ids=lambda line: line[:60])
+def test_one_atomic(example):
+    target, code, given, expected = (cell.strip() for cell in example.split(" | "))
+    before, data, second = map(number, given.split())
+    lanes = WIDTH[target]
+    memory, address, allowed = memory_of(np.full(lanes, bits(before), np.uint32))
+    low = address + 4 * np.arange(lanes)
+    run(target, code, {0: low & 0xFFFFFFFF, 1: low >> 32, 2: data, 3: second}, ranges=[allowed])
+    assert set(memory.tolist()) == {int(bits(number(expected)))}
+
+
+RETURNING = {
+    "gfx90a": "global_atomic_add v5, v4, v2, s[2:3] glc",
+    "gfx942": "global_atomic_add v5, v4, v2, s[2:3] sc0",
+    "gfx1100": "global_atomic_add_u32 v5, v4, v2, s[2:3] glc",
+    "gfx1201": "global_atomic_add_u32 v5, v4, v2, s[2:3] th:TH_ATOMIC_RETURN",
+}
+
+
+@pytest.mark.parametrize("target", RETURNING)
+def test_lanes_with_one_address_follow_one_another(target):
+    memory, address, allowed = memory_of(np.array([100, 7], np.uint32))
+    s = {2: address & 0xFFFFFFFF, 3: address >> 32}
+    lanes = WIDTH[target]
+    wave = run(target, RETURNING[target], {2: 2, 4: np.arange(lanes) % 2 * 4, 5: 1}, s, mask=0xFFFF, ranges=[allowed])
+    assert memory.tolist() == [116, 23]
+    assert wave.v[5].tolist() == [x for i in range(8) for x in (100 + 2 * i, 7 + 2 * i)] + [1] * (lanes - 16)
+    with pytest.raises(Fault, match="no multiple of 4"):
+        run(target, RETURNING[target], {2: 2, 4: 2}, s, ranges=[allowed])
+    with pytest.raises(Fault, match="outside every tensor"):
+        run(target, RETURNING[target], {2: 2, 4: 8}, s, ranges=[allowed])
+
+
+def test_atomics_of_64_bits():
+    memory, address, allowed = memory_of(np.array([(1 << 32) - 1, 9], np.uint64))
+    s = {2: address & 0xFFFFFFFF, 3: address >> 32}
+    code = """
+    global_atomic_add_x2 v4, v[6:7], s[2:3]
+    global_atomic_cmpswap_x2 v[10:11], v4, v[6:9], s[2:3] offset:8 sc0
+    """
+    wave = run("gfx942", code, {4: 0, 6: 2, 7: 1, 8: 9, 9: 0}, s, mask=1, ranges=[allowed])
+    assert memory.tolist() == [(2 << 32) + 1, (1 << 32) + 2] and wave.v[10:12, 0].tolist() == [9, 0]
+
+
+def test_an_atomic_outside_its_buffer_does_nothing():
+    memory, address, allowed = memory_of(np.full(64, 5, np.uint32))
+    s = {4: address & 0xFFFFFFFF, 5: address >> 32, 6: 128, 7: 0x27000}
+    wave = run(
+        "gfx942", "buffer_atomic_swap v2, v1, s[4:7], 0 offen sc0", {1: 4 * np.arange(64), 2: 9}, s, ranges=[allowed]
+    )
+    assert memory.tolist() == [9] * 32 + [5] * 32 and wave.v[2].tolist() == [5] * 32 + [0] * 32
+
+
+HISTOGRAM = """
+v_and_b32_e32 v1, 28, v0
+v_mov_b32_e32 v2, 0
+v_mov_b32_e32 v4, 1
+ds_write_b32 v1, v2
+{barrier}
+ds_add_rtn_u32 v3, v1, v4
+s_barrier
+ds_read_b32 v5, v1
+"""
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_waves_update_lds_without_a_barrier_between_them(order):
+    code = HISTOGRAM.format(barrier="s_barrier")
+    made = Machine("gfx942", code, waves=2, order=order).run()
+    for wave in made.waves:
+        assert set(wave.v[5].tolist()) == {16}
+    assert sorted(made.waves[0].v[3].tolist() + made.waves[1].v[3].tolist()) == sorted(list(range(16)) * 8)
+    with pytest.raises(Fault, match="a race"):
+        Machine("gfx942", HISTOGRAM.format(barrier="s_nop 0"), waves=2, order=order).run()
+    with pytest.raises(Fault, match=r"a race: .* updated by waves \[0 1\], loaded or stored by waves \[0 1\]"):
+        Machine("gfx942", code.replace("v4\ns_barrier", "v4"), waves=2, order=order).run()
+
+
+def test_lds_compares_and_swaps():
+    """CDNA names the number to compare with first, RDNA the new one."""
+    write = "ds_{0}_b32 v1, v2\n"
+    code = write.format("write") + "ds_cmpst_rtn_b32 v5, v1, v3, v4\nds_read_b32 v6, v1"
+    wave = run("gfx942", code, {1: 0, 2: 7, 3: 7, 4: 8}, mask=1)
+    assert wave.v[5:7, 0].tolist() == [7, 8]
+    code = write.format("store") + "ds_cmpstore_rtn_b32 v5, v1, v4, v3\nds_load_b32 v6, v1"
+    wave = run("gfx1100", code, {1: 0, 2: 7, 3: 7, 4: 8}, mask=1)
+    assert wave.v[5:7, 0].tolist() == [7, 8]
+
+
+def test_flat_addresses_are_those_of_memory():
+    values, address, allowed = memory_of(np.arange(64, dtype=np.uint32))
+    low = address + 4 * np.arange(64)
+    code = "flat_load_dword v2, v[0:1]\nv_add_u32_e32 v2, 1, v2\nflat_store_dword v[0:1], v2"
+    run("gfx942", code, {0: low & 0xFFFFFFFF, 1: low >> 32}, ranges=[allowed])
+    assert values.tolist() == list(range(1, 65))
+
+
 def test_scratch_is_of_each_lane():
     code = "scratch_store_dword off, v1, off offset:8\nscratch_load_dword v2, off, off offset:8"
     assert run("gfx942", code, {1: np.arange(64)}, scratch=12).v[2].tolist() == list(range(64))
@@ -808,6 +1010,13 @@ def test_what_is_not_known_is_refused(code):
         run("gfx942", code)
 
 
+def test_all_that_is_not_known_is_named_at_once():
+    code = "v_first_b32 v0, v1\nv_first_b32 v1, v1\nv_mov_b32_e32 v0, v1\ns_second_b32 s0, s1\nds_third_b32 v0, v1"
+    with pytest.raises(Fault, match="v_first_b32 v0, v1.*s_second_b32.*ds_third_b32") as found:
+        run("gfx942", code)
+    assert str(found.value).count("v_first") == 1
+
+
 def test_registers_start_as_noise():
     wave = run("gfx942", "s_nop 0")
     assert len(set(wave.v[1])) > 32 and len(set(wave.s[10:50].tolist())) > 30
@@ -856,6 +1065,24 @@ FAULTS = {
         lambda self, barrier: None,
         lambda: test_waves_exchange_through_lds(1),
     ),
+    "phases of loads are those of stores": (
+        banks,
+        "READ_16_BYTES",
+        np.arange(32).reshape(4, 8),
+        lambda: [test_cycles_of_an_access(line) for line in BANKS.strip().splitlines()],
+    ),
+    "one lane's update is lost": (
+        atomics,
+        "turns",
+        lambda address: iter([np.unique(address, return_index=True)[1]]),
+        lambda: test_lanes_with_one_address_follow_one_another("gfx942"),
+    ),
+    "updates are no accesses": (
+        machine.LDS,
+        "mark_update",
+        lambda self, wave, address, size: None,
+        lambda: test_waves_update_lds_without_a_barrier_between_them(1),
+    ),
     "addresses are not checked": (
         machine.Memory,
         "places",
@@ -881,6 +1108,8 @@ def test_faults_of_the_interpreter_are_noticed(fault):
         patch = mock.patch.object(where, name, changed)
 
     def notice():
+        banks.phases.cache_clear()
+        banks.cycles_of.cache_clear()
         if isinstance(test, str):
             for example in EXAMPLES.strip().splitlines():
                 if test in example:
