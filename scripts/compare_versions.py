@@ -22,7 +22,8 @@ import numpy as np
 from common import report
 from common.command_line import Failure, Parser, load_script, positive, progress, result_folder, script_path, with_sizes
 from common.measuring.accuracy import Reference, outcome, verdict
-from common.measuring.runs import TimeLimit, run_in_rounds, train
+from common.measuring.rounds import run_in_rounds
+from common.measuring.runs import TimeLimit, train
 from common.profiles import INTERPRETED, read_profile
 from common.profiles.comparison import compared
 from common.ratios import ROUNDS_NEEDED, counted, furthest, gain, median, noise_line, ratios

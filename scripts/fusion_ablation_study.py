@@ -18,7 +18,8 @@ import sys
 import tempfile
 
 from common.command_line import Failure, Parser, add_time_limit, listed, positive, with_sizes
-from common.measuring.runs import TimeLimit, run_in_rounds, train
+from common.measuring.rounds import run_in_rounds
+from common.measuring.runs import TimeLimit, train
 from common.profiles import read_profile, steps_needed
 from common.ratios import furthest, gain, noise_line, noisiest, noisiest_line, ratios
 from common.tables import columns, emit, rounded, text_table

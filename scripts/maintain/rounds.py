@@ -5,37 +5,34 @@ round every process is asked once, one after the other, and the order rotates fr
 as long as the host needs, whose speed drifts within seconds: an eager round goes around several times. All processes
 start anew several times, for compilation, tiles and memory layout are drawn at a start.
 
-    python scripts/maintain/rounds.py '{"version": 2, "options": ["--preset", "small"], "steps": 10}'     such a process
+    python scripts/maintain/rounds.py '{"version": 2, "options": [], "steps": 10, "inbox": 0, "outbox": 1}'
 
-It prints a line of JSON when it is warm and one for each line that it reads, and ends with its input. What libraries
-print goes to its standard error.
+starts such a process. It writes a line of JSON when it is warm and one for each line that it reads, and ends with its
+input. How processes are talked to, their order and their groups stand in common/measuring/rounds.py.
 """
 
 import contextlib
 import json
 import os
 import pathlib
-import select
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 
 if __name__ == "__main__":
     sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
 from common.command_line import Failure, progress
-from common.measuring.runs import OutOfMemory, end, last_words
-from common.ratios import rotated
+from common.measuring.rounds import PASSES, Process, Processes, chosen, in_groups, passes, start
+from common.measuring.runs import OutOfMemory
 from common.versions import load_version
 
 AGAIN = " again"  # added to the name of the rung that runs under two names
-PASSES = {True: 1, False: 5}  # how often a round asks every process: in a graph, eager
 WARM_S = 900  # seconds until all processes are warm: a cold compiler, and as many processes as rungs
 ANSWER_S = 300  # seconds that ten steps may take
 CONTEXT_MIB = 1024  # kept free for what a process holds beside its tensors: its context and its libraries' buffers
-GRACE_S = 10  # seconds that a process has to end by itself
+GRACE_S = 10  # seconds that a process has to end by itself, and as many after SIGTERM
 
 # ---------------------------------------------------------------- the warm process
 
@@ -58,7 +55,7 @@ def memory_of(config):
     return {"reserved_mib": torch.cuda.max_memory_reserved(config.device) / 2**20, "gpu_mib": total / 2**20}
 
 
-def serve(script, config, steps, answer):
+def serve(script, config, steps, inbox, answer):
     """Warm up, say so, and run the next steps for each line of the input."""
     data = script.load_data(config)
     trainer = script.Trainer(config)
@@ -67,7 +64,7 @@ def serve(script, config, steps, answer):
     told = {"warm_s": warm_s, "parts": config.parts, "parameters": parameters} | memory_of(config)
     answer(told | {"captured": trainer.graph is not None, "graph_reason": trainer.graph_reason})
     step = 0
-    for _ in sys.stdin:
+    for _ in inbox:
         times = []
         for _ in range(steps):
             record = trainer.run(*script.batch(data, step, config))
@@ -80,18 +77,18 @@ def serve(script, config, steps, answer):
 
 def work(request):
     """Run a warm process and return its exit status; errors end it as they end the script."""
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what libraries print must not stand between the answers
+    inbox = os.fdopen(request["inbox"])
+    outbox = os.fdopen(request["outbox"], "w")
 
     def answer(content):
-        print(json.dumps(content), file=answers, flush=True)
+        print(json.dumps(content), file=outbox, flush=True)
 
     script = load_script(request["version"])
     config = script.parse_options(request["options"])
     try:
         script.set_up_backend(config)
         with config.one_stream():
-            serve(script, config, request["steps"], answer)
+            serve(script, config, request["steps"], inbox, answer)
     except BaseException as error:
         status, message = script.user_message(error)
         if message is None:
@@ -101,59 +98,26 @@ def work(request):
     return 0
 
 
-class WarmProcess:
-    """Start a warm process and talk to it; Failure with its last line if it ends or takes too long."""
+class WarmProcess(Process):
+    """Hold a process that runs a rung's steps."""
+
+    grace_s = GRACE_S
 
     def __init__(self, version, options, steps):
-        request = json.dumps({"version": version, "options": options, "steps": steps})
-        command = [sys.executable, str(pathlib.Path(__file__).resolve()), request]
-        self.errors = tempfile.TemporaryFile()  # noqa: SIM115  end() closes it
-        self.unread = b""
-        # thirteen processes compile at the same time
-        threads = {"TORCHINDUCTOR_COMPILE_THREADS": str(max(1, (os.cpu_count() or 1) // 4))}
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": self.errors}
-        self.process = subprocess.Popen(command, start_new_session=True, env=threads | os.environ, **pipes)
-
-    def ask(self):
-        with contextlib.suppress(BrokenPipeError):  # answer() says how it ended
-            self.process.stdin.write(b"go\n")
-            self.process.stdin.flush()
-
-    def answer(self, seconds):
-        """Return the next line that the process prints."""
-        until = time.monotonic() + seconds
-        pipe = self.process.stdout.fileno()
-        while b"\n" not in self.unread:
-            if not select.select([pipe], [], [], max(0.0, until - time.monotonic()))[0]:
-                raise Failure(1, f"no answer within {seconds:.0f} s")
-            found = os.read(pipe, 2**16)
-            if not found:
-                raise self.failure()
-            self.unread += found
-        line, _, self.unread = self.unread.partition(b"\n")
-        return json.loads(line)
-
-    def failure(self):
-        """Return why the process ended."""
-        status = self.process.wait()
-        self.errors.seek(0)
-        words = last_words(self.errors.read().decode(errors="replace"))
-        if "out of memory" in words or status == -signal.SIGKILL:
-            return OutOfMemory(1, "out of memory")
-        return Failure(2 if status == 2 else 1, words)
-
-    def let_go(self):
-        """Close its input, at which it ends by itself."""
-        with contextlib.suppress(BrokenPipeError):
-            self.process.stdin.close()
+        super().__init__(start_rung, {"version": version, "options": options, "steps": steps})
 
     def end(self):
+        """Let it end by itself, which frees a GPU in order."""
         self.let_go()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(GRACE_S)
-        end(self.process, GRACE_S)  # also what it started
-        self.process.stdout.close()
-        self.errors.close()
+        super().end()
+
+
+def start_rung(request, log, pipes):
+    # thirteen processes compile at the same time
+    threads = {"TORCHINDUCTOR_COMPILE_THREADS": str(max(1, (os.cpu_count() or 1) // 4))}
+    return start([sys.executable, __file__, request], log, pipes, env=threads | os.environ)
 
 
 # ---------------------------------------------------------------- rounds
@@ -223,7 +187,7 @@ class Rounds:
     def warm(self, names, running, timeout):
         """Start the processes that memory has room for, wait until they are warm, and return who had no room.
 
-        running: {name: process}, filled here. No compiler runs any more when this returns.
+        running: Processes, filled here. No compiler runs any more when this returns.
         """
         until = time.monotonic() + timeout
         waiting = list(names)
@@ -231,19 +195,19 @@ class Rounds:
         crowded = []
         while waiting or warming:
             # two are tried whatever is known, for without a round of both they cannot be compared
-            while waiting and (len(names) < 3 or self.has_room(waiting[0], running)):
+            while waiting and (len(names) < 3 or self.has_room(waiting[0], running.alive)):
                 name = waiting.pop(0)
-                running[name] = WarmProcess(*self.version_and_options(name), self.steps)
+                running.alive[name] = WarmProcess(*self.version_and_options(name), self.steps)
                 warming.append(name)
             if not warming:
                 return crowded + waiting
             name = warming.pop(0)
             try:
-                found = running[name].answer(max(0.0, until - time.monotonic()))
+                found = running.alive[name].answer(max(0.0, until - time.monotonic()))
                 if self.graph and not found["captured"]:
                     raise self.not_captured(found["graph_reason"])
             except Failure as error:
-                running.pop(name).end()
+                running.end(name)
                 if isinstance(error, OutOfMemory) and len(names) > 1:
                     crowded.append(name)
                 else:
@@ -254,13 +218,13 @@ class Rounds:
 
     def ask(self, name, running):
         """Return the times of a process's next steps; None, and the process ended, if it failed."""
-        running[name].ask()
+        running.alive[name].ask()
         try:
-            found = running[name].answer(ANSWER_S)
+            found = running.alive[name].answer(ANSWER_S)
             if found["parameters_trained"] != self.told[name]["parameters"]:
                 raise Failure(1, f"trained {found['parameters_trained']:,} parameters only")
         except Failure as error:
-            running.pop(name).end()
+            running.end(name)
             self.fail(name, error)
             return None
         times = [round(ms, 4) for ms in found.pop("steps_ms")]
@@ -270,45 +234,36 @@ class Rounds:
     def turn(self, names, running, start, turn):
         """Ask every process, eager ones several times; keep what they measured as one round."""
         times = {}
-        for _ in range(PASSES[self.graph]):
-            for name in rotated(names, turn):
-                if name not in running:
-                    continue
-                measured = self.ask(name, running)
-                if measured is None:
-                    times.pop(name, None)
-                else:
-                    times.setdefault(name, []).extend(measured)
+        turns = [turn] if self.graph else [turn] * PASSES
+        for name in passes(names, turns):
+            if name not in running.alive:
+                continue
+            measured = self.ask(name, running)
+            if measured is None:
+                times.pop(name, None)
+            else:
+                times.setdefault(name, []).extend(measured)
         if times:
             self.rounds.append({"start": start, "turn": turn, "steps_ms": times})
 
     def start(self, names, start, turns, timeout=WARM_S):
         """Start a process for every name, measure these turns, and end all; return the names without room."""
-        running = {}
         began = time.monotonic()
-        try:
+        with Processes() as running:
             crowded = self.warm(names, running, timeout)
-            progress(f"  start {start + 1}: {len(running)} processes warm after {time.monotonic() - began:.0f} s")
+            progress(f"  start {start + 1}: {len(running.alive)} processes warm after {time.monotonic() - began:.0f} s")
             for turn in turns:
                 began = time.monotonic()
                 self.turn(names, running, start, turn)
                 progress(f"  start {start + 1}, round {turn + 1}: {time.monotonic() - began:.0f} s")
-        finally:
-            for process in running.values():
-                process.let_go()
-            for process in running.values():
-                process.end()
         return crowded
 
     def group(self, pairs):
-        """Return the names of as many pairs as memory has room for, at least of the first, in the order of a round."""
-        chosen = set()
-        for pair in pairs:
-            if not chosen or self.fits(chosen.union(pair)):
-                chosen.update(pair)
-        names = [name for name in self.programs if name in chosen]
+        """Return the names of as many pairs as memory has room for, in the order of a round."""
+        found = chosen(pairs, self.fits)
+        names = [name for name in self.programs if name in found]
         for name in names:
-            if name + AGAIN in chosen:
+            if name + AGAIN in found:
                 return with_pair(names, name)
         return names
 
@@ -318,20 +273,20 @@ class Rounds:
         pairs: tuples of names, or of one name that is compared with none.
         """
         self.failed = set()
-        alone = False
-        while pairs:
-            first = pairs[0]
-            names = list(first) if alone else self.group(pairs)
+        groups = 0
+
+        def work(names, alone):
+            nonlocal groups
+            groups += 1
+            if groups > 1:
+                progress(f"  no room with the others, so measured next: {' '.join(sorted(names))}")
             absent = self.start(names, start, turns)
-            if set(names) == set(first):  # nothing else took the memory
+            if alone:
                 for name in absent:
                     self.fail(name, OutOfMemory(1, "out of memory"))
-            done = set(names).difference(absent)
-            left = [tuple(name for name in pair if name not in self.failed) for pair in pairs]
-            pairs = [pair for pair in left if not done.issuperset(pair)]
-            if pairs:
-                progress(f"  no room with the others, so measured next: {' '.join(sorted(set().union(*pairs) - done))}")
-            alone = first in pairs
+            return absent, self.failed
+
+        in_groups(pairs, self.group, work)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import sys
 import tempfile
 import time
 
-from common.command_line import Failure, printable, progress
+from common.command_line import Failure, printable
 from common.files import errors_of, read_object
 
 GRACE_S = 40  # torchrun kills after 30 seconds the ranks that ignore SIGTERM
@@ -71,6 +71,14 @@ def last_words(output):
     return re.sub(r"^(\S+\.py\b[^:]*: (error: )?|\[rank\d+\]: )", "", lines[-1]) if lines else "it printed nothing"
 
 
+def ran_out_of_memory(status, words):
+    """Tell whether a process that ended with this exit status and these last words lacked memory.
+
+    The kernel ends one that takes more than the machine has, without a word.
+    """
+    return "out of memory" in words or status == -signal.SIGKILL
+
+
 def train(script, argv, processes=1, timeout=None, environment=None, tell=None, keep=None):
     """Run a training script, under torchrun if several processes are wanted, and return its metrics.
 
@@ -90,7 +98,7 @@ def train(script, argv, processes=1, timeout=None, environment=None, tell=None, 
         if result.returncode == 0:
             return json.loads(metrics.read_text())
     words = last_words(result.stderr or result.stdout)
-    if "out of memory" in words or result.returncode == -signal.SIGKILL:
+    if ran_out_of_memory(result.returncode, words):
         raise OutOfMemory(1, f"{script.name}: out of memory")
     raise Failure(2 if result.returncode == 2 else 1, f"{script.name} failed: {words}")
 
@@ -129,34 +137,6 @@ class TimeLimit:
             return "time left unknown"
         seconds = runs * sum(self.took) / len(self.took)
         return f"about {seconds / 60:.0f} min left" if seconds > 90 else f"about {seconds:.0f} s left"
-
-
-def run_in_rounds(work, names, rounds, limit):
-    """Call work(name) for every name, round by round; return {name: results} and {name: reason why it failed}.
-
-    Each runs once in every round, so that drift hits all of them alike.
-    limit: a TimeLimit. It leaves out names of the first round, and whole further rounds where it has no room for them.
-    """
-    results = {name: [] for name in names}
-    reasons = {}
-    for i in range(rounds):
-        going = [name for name in names if name not in reasons]
-        if i and not limit.room(len(going)):
-            progress(f"there's no time left for round {i + 1} of {rounds}")
-            break
-        for place, name in enumerate(going):
-            if not i and not limit.room():
-                reasons[name] = "not run: no time was left"
-                continue
-            left = limit.left((rounds - i) * len(going) - place)
-            progress(f"round {i + 1} of {rounds}, {name}: training, {left} ...")
-            try:
-                results[name].append(limit.timed(lambda name=name: work(name)))
-            except Failure as error:
-                if error.status == 2:
-                    raise
-                reasons[name] = str(error)
-    return results, reasons
 
 
 def read_metrics(path):

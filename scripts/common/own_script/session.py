@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 
 from common.command_line import progress
+from common.measuring.rounds import chosen, in_groups
 from common.measuring.runs import OutOfMemory
 from common.own_script.judge import nudged
 from common.own_script.names import Unpaired, orders, pair_names, to_new
@@ -81,26 +82,35 @@ class Session:
         """
         began = time.monotonic()
         self.children.end()
-        if self.together:
+        found = {}
+
+        def work(group, alone):
             try:
-                for name in names:
+                for name in group:
                     self.children.start(name, self.commands[name], steps)
-                for name in names:
+                for name in group:
                     prepare(name, self.children.alive[name])
-                found = {name: collect(name, self.children.alive[name]) for name in names}
-                self.start_s = time.monotonic() - began
-                return found
+                collected = {name: collect(name, self.children.alive[name]) for name in group}
             except OutOfMemory:
+                if alone:
+                    raise
                 progress("the processes don't fit into memory together, so they take turns")
                 self.children.end()
                 self.together = False
-        found = {}
-        for name in names:
-            run = self.children.start(name, self.commands[name], steps)
-            prepare(name, run)
-            found[name] = collect(name, run)
-            self.children.end()
+                return group, ()
+            found.update(collected)
+            if not self.together:
+                self.children.end()
+            return (), ()
+
+        in_groups([(name,) for name in names], self.group, work)
+        self.start_s = time.monotonic() - began
         return found
+
+    def group(self, sets):
+        """Return who runs at the same time: all, or one after the other."""
+        names = chosen(sets, lambda _: self.together)
+        return [name for (name,) in sets if name in names]
 
     def hold(self, name, run):
         """Wait for the first call of a script's whole model, and give it old's weights."""

@@ -7,11 +7,11 @@ import statistics
 from typing import NamedTuple
 
 from common.command_line import progress
+from common.measuring.rounds import PASSES, passes
 from common.own_script.runs import STEP_S
 from common.own_script.session import CONTROL, NEW, OLD
 from common.ratios import STARTS_NEEDED, gain, rotated
 
-PASSES = 5  # how often a round asks every script: the speed of a host drifts within seconds
 PASS_S = 0.1  # seconds of a pass, at least, unless ten steps are fewer
 STEPS = 10  # of a pass, at most
 SETTLED = 0.2  # relative difference between two passes of a script that is warm
@@ -63,14 +63,13 @@ def steps_of_pass(seconds):
     return max(1, min(STEPS, round(PASS_S / max(seconds, 1e-9))))
 
 
-def passes(runs, turn, steps):
+def measure_round(runs, turn, steps):
     """Ask every script several times, in rotated order; return {name: seconds of a step} and {name: peak memory}."""
     times = {name: [] for name in runs}
     memory = {}
-    for number in range(PASSES):
-        for name in rotated(list(runs), turn + number):
-            seconds, memory[name] = ask_steps(runs[name], steps)
-            times[name].append(seconds)
+    for name in passes(list(runs), range(turn, turn + PASSES)):
+        seconds, memory[name] = ask_steps(runs[name], steps)
+        times[name].append(seconds)
     return {name: statistics.median(found) for name, found in times.items()}, memory
 
 
@@ -123,7 +122,7 @@ class Rounds:
         self.steps = self.steps or steps_of_pass(min(warm))
         for _ in range(start, self.rounds, starts):
             self.tell(starts - 1 - start)
-            self.note(*passes(runs, len(self.seconds[OLD]), self.steps))
+            self.note(*measure_round(runs, len(self.seconds[OLD]), self.steps))
         return True
 
     def apart(self):
@@ -138,7 +137,7 @@ class Rounds:
                 pass
             warm = warm_up(run)
             self.steps = self.steps or steps_of_pass(warm)
-            return passes({name: run}, 0, self.steps)
+            return measure_round({name: run}, 0, self.steps)
 
         found = self.session.visit(rotated(TIMED, len(self.seconds[OLD])), 1, prepare, collect)
         return {name: found[name][0][name] for name in TIMED}, {name: found[name][1][name] for name in TIMED}

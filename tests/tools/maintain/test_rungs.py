@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from common.command_line import Failure
 from common.measuring import peers
 from common.measuring.runs import TimeLimit
-from common.ratios import NO_PAIR
+from common.ratios import NO_PAIR, rotated
 from common.versions import REPOSITORY, load_version
 from in_process import refused
 from maintain import measure_ladder, pictures, rounds, rungs
@@ -225,7 +225,7 @@ def test_the_pair_stands_far_apart_in_every_order():
         assert [name for name in order if name != twin] == names
         distance = abs(order.index(again) - order.index(twin))
         assert min(distance, len(order) - distance) >= 4
-    assert rounds.rotated(names, 9) == list("cdefgab")
+    assert rotated(names, 9) == list("cdefgab")
     assert rounds.with_pair(["a"], "a") == ["a", "a again"]
 
 
@@ -455,7 +455,7 @@ def test_processes_become_warm_within_one_time_limit(stubbed, monkeypatch):
 def test_how_a_warm_process_ended_is_said(status, printed, kind, wanted, said):
     process = object.__new__(rounds.WarmProcess)
     process.process = SimpleNamespace(wait=lambda: status)
-    process.errors = io.BytesIO(printed.encode())
+    process.log = io.BytesIO(printed.encode())
     error = process.failure()
     assert (type(error), error.status, str(error)) == (kind, wanted, said)
 

@@ -1,10 +1,12 @@
 """compare_training.py: what is the same gets a speed, what differs is named, and scripts compute their own numbers."""
 
 import importlib.util
+import io
 import json
 import os
 import pathlib
 import re
+import signal
 import subprocess
 import sys
 from multiprocessing.connection import Connection
@@ -16,6 +18,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import check_training
 import compare_training
+from common.command_line import Failure
+from common.measuring.runs import OutOfMemory
 from common.own_script import child, judge, report, runs, speed
 from common.own_script.names import Pair, Unpaired, in_parts, orders, pair_names, to_new
 from common.own_script.session import CONTROL, NEW, OLD
@@ -459,6 +463,26 @@ try:
 except BlockingIOError:
     raise RuntimeError("CUDA out of memory") from None
 """
+
+
+@pytest.mark.parametrize(
+    ("status", "printed", "reason", "kind", "said"),
+    [
+        (-signal.SIGKILL, "loss 3", None, OutOfMemory, "old: out of memory"),  # of the kernel, which says nothing
+        (-signal.SIGTERM, "loss 3", None, Failure, "old: it was ended, and its last line is: loss 3"),
+        (-signal.SIGTERM, "CUDA out of memory", None, OutOfMemory, "old: out of memory"),
+        (0, "loss 3", "CUDA out of memory. Tried", OutOfMemory, "old: out of memory"),
+        (-signal.SIGKILL, "loss 3", "short", runs.Short, "old ended after 2 steps"),  # killed after its last word
+        (1, "loss 3", "ValueError: no", Failure, "old: ValueError: no"),
+    ],
+)
+def test_how_a_script_ended_is_said(status, printed, reason, kind, said):
+    run = object.__new__(runs.Run)
+    run.name = "old"
+    run.process = SimpleNamespace(wait=lambda: status)
+    run.log = io.BytesIO(printed.encode())
+    error = run.failure(reason, 2)
+    assert (type(error), error.status, str(error)) == (kind, 2, said)
 
 
 @pytest.mark.slow
