@@ -21,11 +21,16 @@ KINDS = [(1, []), (2, ["--use-amp"]), (3, [*HALF, *SHORT]), (4, ["--use-amp"]), 
 
 @contextlib.contextmanager
 def stubbed_graphs(trainer, replay):
-    """Let a trainer on a CPU capture a graph whose replay is replay(trainer)."""
+    """Let a trainer on a CPU capture a graph whose replay is replay(trainer); trainer.captured is the batch then."""
     event = SimpleNamespace(record=lambda: None, elapsed_time=lambda later: 1.0)
+
+    def graph(*_, **__):
+        trainer.captured = {"tokens": trainer.tokens.clone(), "labels": trainer.labels.clone()}
+        return contextlib.nullcontext()
+
     stubs = {
         "CUDAGraph": lambda: SimpleNamespace(replay=lambda: replay(trainer)),
-        "graph": lambda *_, **__: contextlib.nullcontext(),
+        "graph": graph,
         "current_stream": lambda: None,
         "is_current_stream_capturing": lambda: False,
         "Event": lambda **_: event,
@@ -50,19 +55,37 @@ def whole_step(trainer):
 # ---------------------------------------------------------------- seeded faults: what a replay does wrong
 
 
-def frozen_tokens(trainer):
-    """Read the tokens of the capture instead of those of the step."""
-    given = trainer.tokens.clone()
-    trainer.tokens.zero_()
+def frozen(trainer, name, rows):
+    """Read some rows of the captured batch instead of those of the step."""
+    held = getattr(trainer, name)
+    given = held.clone()
+    held[rows] = trainer.captured[name][rows]
     trainer.step()
-    trainer.tokens.copy_(given)
+    held.copy_(given)
+
+
+def frozen_tokens(trainer):
+    frozen(trainer, "tokens", slice(None))
 
 
 def frozen_labels(trainer):
-    given = trainer.labels.clone()
-    trainer.labels.zero_()
+    frozen(trainer, "labels", slice(None))
+
+
+def last_tokens_frozen(trainer):
+    frozen(trainer, "tokens", slice(-1, None))
+
+
+def last_labels_frozen(trainer):
+    frozen(trainer, "labels", slice(-1, None))
+
+
+def first_batch_kept(trainer):
+    """Read in every replay the batch of the first."""
+    first = trainer.__dict__.setdefault("first", {"tokens": trainer.tokens.clone(), "labels": trainer.labels.clone()})
+    for name, batch in first.items():
+        getattr(trainer, name).copy_(batch)
     trainer.step()
-    trainer.labels.copy_(given)
 
 
 def no_rope(trainer):
@@ -121,8 +144,8 @@ def loss_not_written(trainer):
 
 
 FAULTS = [
-    frozen_tokens, frozen_labels, no_rope, no_optimizer, one_gradient_lost, one_weight_not_written,
-    gradients_too_large, loss_not_written,
+    frozen_tokens, frozen_labels, last_tokens_frozen, last_labels_frozen, first_batch_kept, no_rope,
+    no_optimizer, one_gradient_lost, one_weight_not_written, gradients_too_large, loss_not_written,
 ]  # fmt: skip
 
 

@@ -211,6 +211,19 @@ def test_parameters_trained_after_a_last_step_that_overflowed(version):
         assert (script.parameters_trained(trainer) == total) == (steps > 0)
 
 
+def test_parameters_trained_are_those_of_the_last_step_unless_it_overflowed():
+    """A gradient that is zero in float16 is none, whatever the steps before it left in the moments."""
+    script = load_version(4)
+    _, trainer = train(4, [*SIZES, "--use-amp", "--amp-dtype", "float16"], steps=2)
+    total = sum(p.numel() for p in trainer.model.parameters())
+    norm = trainer.model.norm.weight
+    assert script.parameters_trained(trainer) == total and trainer.optimizer.state[norm]["exp_avg"].any()
+    norm.grad.zero_()
+    assert script.parameters_trained(trainer) == total - norm.numel()
+    norm.grad[-1] = 1e-3  # one element is enough
+    assert script.parameters_trained(trainer) == total
+
+
 # ---------------------------------------------------------------- memory
 
 

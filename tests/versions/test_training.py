@@ -110,7 +110,10 @@ def test_ddp_averages_the_gradients_of_gpus(monkeypatch):
     config = script.parse_options([*SIZES, "--device", "cpu"])
     config.parallel = "ddp"
     monkeypatch.setattr(type(config), "on_gpu", True)
-    script.replicate(torch.nn.Linear(2, 2), config)
+    model = torch.nn.Linear(2, 2)
+    script.replicate(model, config)
+    replica.assert_called_once_with(model, gradient_as_bucket_view=True, bucket_cap_mb=25)
+    assert replica.return_value.broadcast_buffers is False
     _, hook = replica.return_value.register_comm_hook.call_args.args
     hook(None, calls.bucket)
     calls.all_reduce.assert_called_once_with(calls.bucket.buffer(), op=torch.distributed.ReduceOp.AVG, async_op=True)

@@ -561,13 +561,15 @@ def test_the_peer_s_backend_and_dtypes_are_those_of_its_options(options, flash, 
 
 @pytest.mark.parametrize("parallel", [[], ["--compile-blocks"]], ids=["whole", "layer by layer"])
 def test_what_of_the_peer_is_compiled(parallel, monkeypatch):
-    pytest.importorskip("transformers")
+    stub = load_file(STUBS / "library" / "transformers" / "__init__.py", "transformers_stub")
+    monkeypatch.setitem(sys.modules, "transformers", stub)
     compiled = []
-    monkeypatch.setattr(torch.nn.Module, "compile", lambda module, mode: compiled.append(type(module).__name__))
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda module, mode: compiled.append((type(module).__name__, mode)))
     script = peers.peer_script()
-    options = script.parse_options([*RAGGED, "--enable-torch-compile", *parallel])
+    mode = "max-autotune-no-cudagraphs"
+    options = script.parse_options([*RAGGED, "--enable-torch-compile", "--compile-mode", mode, *parallel])
     peers.LibraryLlama(options)
-    assert compiled == (["LlamaDecoderLayer"] * 2 if parallel else ["LibraryLlama"])
+    assert compiled == ([("Layer", mode)] * 2 if parallel else [("LibraryLlama", mode)])
 
 
 # ---------------------------------------------------------------- peers, with a stub of the library

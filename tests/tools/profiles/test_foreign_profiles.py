@@ -113,6 +113,17 @@ def test_pauses_between_cycles_of_the_scheduler_are_not_counted(write, capsys):
     assert (found["idle_us"], found["paused_us"]) == (2000, 998_000) and found["launch_bound"] is None
 
 
+@pytest.mark.parametrize(("us", "paused"), [(600, 0), (1000, 0), (1001, 1001)])
+def test_a_pause_between_two_steps_is_longer_than_a_millisecond(us, paused, write, capsys):
+    """A host that needs less for the next step is late: 36.6 % of such a profile was said to be pauses."""
+    events = []
+    for start in (0, 1000 + us):
+        events += [mark(f"ProfilerStep#{start}", start, 1000), kernel(GEMM, start, 1000)]
+    found = idle_of(write(events), capsys)
+    assert (found["idle_us"], found["paused_us"]) == (us - paused, paused)
+    assert found["launch_bound"] is (None if paused else us > 2000 / 3)
+
+
 def test_a_call_belongs_to_the_step_that_launched_it(write, capsys):
     """The GPU lags behind the host: the last kernel of step 1 runs while the host is in step 2."""
     events = [mark("ProfilerStep#1", 0, 100), mark("ProfilerStep#2", 100, 100)]
@@ -1565,6 +1576,42 @@ def test_what_ran_before_the_first_step_is_no_warm_up():
     rows.append({"step": "all", "whole_ms": 108, "idle_ms": 54})
     assert idle.warm_up(rows) is None
     assert idle.warm_up([rows[0] | {"step": "1"}, *rows[1:]])["held_percent"] == pytest.approx(100 * 45 / 54)
+
+
+WARM_UPS = {  # ms of the first step, its idle time, the whole time of later ones: is it a warm-up?
+    "twice as long": (16, 9, (8, 8, 8), False),
+    "longer": (16.1, 9, (8, 8, 8), True),
+    "half of the idle time": (16.1, 6, (8, 8, 8), False),
+    "more than half": (16.1, 6.1, (8, 8, 8), True),
+    "two steps": (16.1, 9, (8,), False),
+    "three steps": (16.1, 9, (8, 8), True),
+    "of most steps": (16.1, 9, (1, 8, 90), True),
+}
+
+
+@pytest.mark.parametrize("name", WARM_UPS)
+def test_a_warm_up_holds_most_idle_time_and_takes_twice_as_long_as_most_steps(name):
+    whole_ms, idle_ms, others, is_one = WARM_UPS[name]
+    rows = [{"step": "1", "whole_ms": whole_ms, "idle_ms": idle_ms}]
+    rows += [{"step": str(i), "whole_ms": ms, "idle_ms": 6 / len(others)} for i, ms in enumerate(others, 2)]
+    rows.append({"step": "all", "whole_ms": whole_ms + sum(others), "idle_ms": idle_ms + 6})
+    found = idle.warm_up(rows)
+    assert (found is not None) is is_one
+    if is_one:
+        assert found["idle_share_later"] == pytest.approx(6 / sum(others))
+
+
+@pytest.mark.parametrize(
+    ("later", "stream", "impossible"), [(10, 1, True), (9, 1, False), (10, 2, False), (99, 2, False)]
+)
+def test_kernels_of_two_streams_in_one_queue_may_overlap(later, stream, impossible, tmp_path, capsys):
+    """rocprofv3's Stream_Id: a long kernel of stream 1 is no wrong time where ten of another end before it."""
+    rows = ["Kernel_Name,Queue_Id,Stream_Id,Start_Timestamp,End_Timestamp", "long,1,1,0,1000000"]
+    rows += [f"short,1,{stream},{1000 * i},{1000 * i + 900}" for i in range(1, later + 1)]
+    path = tmp_path / "x_kernel_trace.csv"
+    path.write_text("\n".join([*rows, ""]))
+    warnings = idle_of(path, capsys)["warnings"]
+    assert ["impossible times" in warning for warning in warnings] == [True] * impossible
 
 
 @pytest.mark.parametrize(
