@@ -2,11 +2,11 @@
 
 A page names one in a marker behind its number, see maintain/pages.py: 5.39 ms<!-- rung small graph b -->. The words
 after the name are the expression's arguments; "on H200" behind them asks the newest record of that GPU. An expression
-returns one value, or a list for as many numbers. It has no value where the record lacks what it needs.
+returns one value, or a list for as many numbers. It has no value where the record lacks what it needs. What follows
+from constants in the same sentence is a term without blanks: 1.67<!-- calc 1/0.6 -->.
 """
 
 import functools
-import itertools
 import math
 import re
 import statistics
@@ -264,18 +264,12 @@ def patience():
     return int(minutes)
 
 
-# ---------------------------------------------------------------- arithmetic of questions
+# ---------------------------------------------------------------- arithmetic
 
 
 def number(word):
     """Return a number, or a product: 4096x4096x4."""
     return math.prod(map(float, word.split("x")))
-
-
-def tiles(*words):
-    """Return how many tiles cover a matrix, from its sides and theirs in turns."""
-    sides = map(int, words)
-    return math.prod(math.ceil(length / tile) for length, tile in zip(sides, sides, strict=True))
 
 
 def flop_per_byte(tile):
@@ -284,22 +278,15 @@ def flop_per_byte(tile):
     return 2 * m * n / (2 * (m + n))
 
 
-def online_softmax(*words):
-    """Return m and l after the last tile; a slash is between two tiles."""
-    m, total = -math.inf, 0.0
-    for is_slash, tile in itertools.groupby(words, key=lambda word: word == "/"):
-        if not is_slash:
-            scores = [float(word) for word in tile]
-            new = max(m, *scores)
-            total = total * math.exp(m - new) + sum(math.exp(x - new) for x in scores)
-            m = new
-    return [m, total]
+FUNCTIONS = {"max": max, "ceil": math.ceil, "exp": math.exp, "log": math.log, "sqrt": math.sqrt}
 
 
-def swiglu_gradients(gate, up):
-    """Return dgate and dup for dy = 1."""
-    sigmoid = 1 / (1 + math.exp(-gate))
-    return [up * sigmoid * (1 + gate * (1 - sigmoid)), gate * sigmoid]
+def calculated(term):
+    """Return the value of a term of constants, such as log(1000) or 1-4/7; ValueError where it is none."""
+    try:
+        return eval(term, {"__builtins__": {}}, FUNCTIONS)
+    except (SyntaxError, NameError, ArithmeticError) as error:
+        raise ValueError(f"{term} cannot be calculated: {error}") from None
 
 
 # ---------------------------------------------------------------- what a page can name
@@ -312,6 +299,7 @@ UNITS = {  # what is measured -> the units in which a page may have it
     "work": {"GFLOP": 1e9, "TFLOP": 1e12},
     "speed": {"TFLOP/s": 1},
 }
+UNITS["constant"] = UNITS["number"] | UNITS["bytes"] | UNITS["work"]
 FACTS = {  # r: the record
     "number": {
         # measured
@@ -365,23 +353,6 @@ FACTS = {  # r: the record
         "units": lambda r, target: occupancy.TARGETS[target].units,
         "lesson_lines": lambda r, version: lesson_lines(int(version)),
         "exercises": lambda r: len(list(REPOSITORY.glob("exercises/[0-9][0-9]_*"))),
-        # arithmetic
-        "product": lambda r, word: number(word),
-        "ratio": lambda r, over, under: number(over) / number(under),
-        "fewer": lambda r, before, after: 1 - number(after) / number(before),
-        "log": lambda r, n: math.log(float(n)),
-        "root": lambda r, n: math.sqrt(float(n)),
-        "loss_of_logits": lambda r, vocabulary, width: math.log(int(vocabulary)) + 0.02**2 * int(width) / 2,
-        "tiles": lambda r, *words: tiles(*words),
-        "masked": lambda r, length, tile: -int(length) % int(tile),
-        "triangle": lambda r, n: int(n) * (int(n) + 1) // 2,
-        "cache_lines": lambda r, n, stride, line: len({i * int(stride) // int(line) for i in range(int(n))}),
-        "flop_per_byte": lambda r, *words: [flop_per_byte(tile) for tile in words],
-        "online_softmax": lambda r, *words: online_softmax(*words),
-        "swiglu_gradients": lambda r, gate, up: swiglu_gradients(float(gate), float(up)),
-        "key_head": lambda r, query_head, heads, key_heads: int(query_head) // (int(heads) // int(key_heads)),
-        "bfloat16_spacing": lambda r, value: 2.0 ** (math.floor(math.log2(float(value))) - 7),  # 7 bits of fraction
-        "half_of_bfloat16_spacing": lambda r, value: 2.0 ** (math.floor(math.log2(float(value))) - 8),
     },
     "time": {
         "step": lambda r, *words: row(r, *words)["step_ms"],
@@ -432,7 +403,6 @@ FACTS = {  # r: the record
             4 * (sizes(preset).B * sizes(preset).T + 2 * sizes(preset).F) * sizes(preset).C
         ),
         "level": lambda r, gpu, name: pictures.levels(r)[gpu][pictures.LEVELS.index(name)],
-        "bytes_of": lambda r, *words: [number(word) for word in words],
     },
     "bandwidth": {
         "copy": lambda r: ceiling(r),
@@ -441,7 +411,9 @@ FACTS = {  # r: the record
     },
     "work": {
         "flops": lambda r, preset: flops(preset),
-        "gemm": lambda r, m, k, n: 2 * int(m) * int(k) * int(n),
+    },
+    "constant": {
+        "calc": lambda r, *terms: [calculated(term) for term in terms],
     },
     "speed": {
         "matmul": lambda r, precision: ceiling(r, precision),

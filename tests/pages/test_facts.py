@@ -167,6 +167,12 @@ def test_a_marker_without_a_fact_number_or_unit_is_named(text, said):
     assert found == text and len(faults) == 1 and said in faults[0]
 
 
+def test_terms_of_constants_are_calculated_in_the_unit_of_the_sentence():
+    text = "1 and 0 MiB<!-- calc 2**20 ceil(5/4)*2**20 -->, 1 %<!-- calc 1-4/7 -->, 1.00<!-- calc 1/0.6 -->"
+    wanted = "1 and 2 MiB<!-- calc 2**20 ceil(5/4)*2**20 -->, 43 %<!-- calc 1-4/7 -->, 1.67<!-- calc 1/0.6 -->"
+    assert fill_facts(text, lambda words: facts.values_of(RECORD, words)) == (wanted, [])
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -174,6 +180,9 @@ def test_a_marker_without_a_fact_number_or_unit_is_named(text, said):
         ("step v3 huge float32", "huge is none of tiny, small, medium"),
         ("rung medium graph zz", "zz is none of a, b"),
         ("launches 1 float32", "launches does not take these words"),
+        ("calc 1/0", "1/0 cannot be calculated: division by zero"),
+        ("calc open('file')", "cannot be calculated: name 'open' is not defined"),
+        ("calc 4*", "4* cannot be calculated: invalid syntax"),
         ("copy on Z80", "there is no record of Z80"),
         (f"gain medium graph {PACKED.name} {PACKED.base}", "no difference shown, so it has no number"),
     ],
