@@ -25,7 +25,15 @@ def places(values):
     return [tensor.data_ptr() for tensor in tensors(values)]
 
 
-class Watching(TorchDispatchMode):
+class DispatchMode(TorchDispatchMode):
+    """Leave torch.compile alone. Else the first mode of a process imports torch._dynamo, which takes seconds."""
+
+    @classmethod
+    def _should_skip_dynamo(cls):
+        return False
+
+
+class Watching(DispatchMode):
     """Note every operation; while capturing, refuse what a capture cannot hold.
 
     A GPU's libraries forgive a missing warm-up once others have used them; this does not.

@@ -6,11 +6,11 @@ from unittest import mock
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import functional as F
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from common.versions import load_version
 from grading import DEVICE, Mistake, Task, Wrong, random
+from graphs import DispatchMode
 
 CHUNK, IGNORED = 4, -100  # of the exercise
 
@@ -99,7 +99,7 @@ def of_the_sum(x, w, labels, scale):
     return suspect("dx", "dw")(x=x, w=w, labels=labels, scale=scale * (labels != IGNORED).sum())
 
 
-class MemoryMeter(TorchDispatchMode):
+class MemoryMeter(DispatchMode):
     """Follow the memory that PyTorch's operations allocate, which is freed with its last tensor; on a CPU too.
 
     known: tensors that exist before. peak, largest: bytes of all live memory, and of one tensor.

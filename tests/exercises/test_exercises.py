@@ -57,6 +57,18 @@ def test_verify(numbers, capfd, monkeypatch):
     assert f"{len(numbers)} exercises and " in output
 
 
+@pytest.mark.parametrize("number", ["15", "23"])
+def test_an_answer_is_judged_without_the_compiler(number):
+    """The first TorchDispatchMode of a process imports torch._dynamo, unless it says that it needs none."""
+    folder = EXERCISES[number]
+    program = f"import sys, grading; verdict = grading.grade({str(folder)!r}, {str(answers.solution_of(folder))!r})\n"
+    program += "print(verdict['sentence'], 'torch._dynamo' in sys.modules)"
+    paths = os.pathsep.join([str(REPOSITORY / "exercises"), str(REPOSITORY / "scripts")])
+    environment = os.environ | {"PYTHONPATH": paths, "TRITON_INTERPRET": "1"}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment)
+    assert re.match(r"[34] cases in .* False$", done.stdout), done
+
+
 def test_primer_shows_its_program():
     """The page's kernel, without its numbers and docstring, is that of primer.py, which prints what the page says."""
     page, program = ((REPOSITORY / "exercises" / name).read_text() for name in ("PRIMER.md", "primer.py"))
