@@ -61,7 +61,8 @@ def counters_in_database(found):
 
 
 def counters_in_table(table):
-    header, rows = table
+    header = table.header
+    rows = table.rows
     metrics = [column for column in header if "__" in column]
     if {"name", "counter", "value"} <= set(header):
         found = []

@@ -5,7 +5,7 @@ import re
 from common.command_line import Failure
 from common.files import number as finite_number
 from common.profiles.groups import clean
-from common.profiles.model import checked_kernel, finished, labels_of
+from common.profiles.model import checked_kernel, finished, labels_of, with_times
 from common.profiles.traces import LOST
 
 HOST_CALLS = re.compile(  # rows of ROCm's tables of API functions, and of its table of domains
@@ -34,17 +34,34 @@ def has_sums(table):
 def read_launches(path, content, gpu):
     """Return the profiles in a table with a row per launch."""
     rows = [row for row in content.rows if row["name"] != BARRIER]
-    labels = labels_of((row.get("process"), row.get("gpu")) for row in rows)
+    rows, warnings = with_times(rows, [span_of(row, content.ns_per_unit) for row in rows], "rows")
+    labels = labels_of((row.get("process"), row.get("gpu")) for row, _, _ in rows)
     kernels = []
-    for row in rows:
-        start = whole_ns(row["start"])
-        total = whole_ns(row["end"]) - start if "end" in row else whole_ns(row["duration"])
+    for row, start, end in rows:
         kind = "copy" if row["name"].startswith("[CUDA mem") else "kernel"
         label = labels[row.get("process"), row.get("gpu")] if "gpu" in row or "process" in row else None
         stream = row.get("queue") and (row["queue"], row.get("Stream_Id"))
-        kernels.append(checked_kernel(row["name"], start, total, kind, label, stream=stream))
-    warnings = [ONE_BY_ONE] if any(map(COUNTERS.match, content.header)) or old_counters(content.header) else []
-    return finished(path, kernels, gpu, (*warnings, *missing_dispatches(rows)))
+        kernels.append(checked_kernel(row["name"], start, end - start, kind, label, stream=stream))
+    if any(map(COUNTERS.match, content.header)) or old_counters(content.header):
+        warnings.append(ONE_BY_ONE)
+    warnings += missing_dispatches([row for row, _, _ in rows])
+    return finished(path, kernels, gpu, warnings, notes=content.notes)
+
+
+def span_of(row, ns_per_unit):
+    """Return when a launch starts and ends, in nanoseconds."""
+    start = time_of(row, "start", ns_per_unit)
+    end = time_of(row, "end", ns_per_unit) if "end" in row else start + time_of(row, "duration", ns_per_unit)
+    return start, end
+
+
+def time_of(row, name, ns_per_unit):
+    """Return a time in nanoseconds: whole, although the means of rocprof-compute have decimals."""
+    text = row[name]
+    scale = ns_per_unit.get(name, 1)
+    if scale == 1:
+        return finite_number(re.sub(r"\.\d+$", "", text), int)
+    return round(finite_number(text) * scale)
 
 
 def read_sums(path, content, gpu):
@@ -52,7 +69,7 @@ def read_sums(path, content, gpu):
     rows = [row for row in content.rows if row["name"] != BARRIER]
     if rows and all(HOST_CALLS.fullmatch(row["name"]) for row in rows):
         raise Failure(2, "has sums over calls of the CPU, not over kernels: give a kernel_stats file")
-    return finished(path, [summed_kernel(row) for row in rows], gpu)
+    return finished(path, [summed_kernel(row, content.ns_per_unit) for row in rows], gpu, notes=content.notes)
 
 
 def old_counters(header):
@@ -74,17 +91,13 @@ def missing_dispatches(rows):
         yield f"{missing:,} of {whole:,} dispatches aren't in this file, so the GPU need not have idled in its gaps."
 
 
-def whole_ns(text):
-    """Return a time in nanoseconds; the means of rocprof-compute have decimals."""
-    return finite_number(re.sub(r"\.\d+$", "", text), int)
-
-
-def summed_kernel(row):
+def summed_kernel(row, ns_per_unit):
     """Return the launches of a kernel that a kernel_stats file adds up. The old rocprof's has no bounds."""
     bounds = (None, None)
     if "least" in row and "most" in row:
-        bounds = (finite_number(row["least"]), finite_number(row["most"]))
+        bounds = tuple(finite_number(row[name]) * ns_per_unit.get(name, 1) for name in ("least", "most"))
     calls = finite_number(row["calls"], int)
     if calls < 1 or (bounds[0] is not None and not 0 <= bounds[0] <= bounds[1]):
         raise ValueError(f"{clean(row['name'])} has {calls} calls of {bounds[0]} to {bounds[1]} ns")
-    return checked_kernel(row["name"], 0, finite_number(row["total"]), calls=calls, bounds_ns=bounds)
+    total = finite_number(row["total"]) * ns_per_unit.get("total", 1)
+    return checked_kernel(row["name"], 0, total, calls=calls, bounds_ns=bounds)

@@ -127,6 +127,9 @@ def read_ranks(path, steps=None, gpu=None):
     return profiles
 
 
+TOLD = ("warnings", "notes")  # what a Profile says of its file
+
+
 def whole(profiles, steps):
     """Return one profile of the launches of several processes, or raise Failure if there are none."""
     calls = sorted((call for profile in profiles for call in profile.calls), key=lambda call: call.start_ns)
@@ -139,10 +142,9 @@ def whole(profiles, steps):
     first = launching[0]
     if first.metadata and steps and first.steps and steps != first.steps:
         raise Failure(2, f"{first.path} marks {first.steps} steps, not {steps}: leave out the number")
-    more = {}
+    more = {name: tuple(dict.fromkeys(one for profile in profiles for one in getattr(profile, name))) for name in TOLD}
     if len(launching) > 1:
         more["early"] = 0
-        more["warnings"] = tuple(dict.fromkeys(warning for profile in launching for warning in profile.warnings))
     return dataclasses.replace(first, calls=calls, steps=steps or first.steps, processes=len(launching), **more)
 
 

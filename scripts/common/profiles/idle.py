@@ -89,7 +89,7 @@ def windows_of(profile):
         part = bisect.bisect_right(starts, launched)
         begins.setdefault(part, call.start_ns)
         end = call.end_ns
-        if end > ends.get(part, 0):
+        if end > ends.get(part, float("-inf")):
             ends[part] = end
     windows = []
     pauses = []

@@ -82,7 +82,8 @@ class Profile:
     rank: int | None = None
     host: list[dict] = dataclasses.field(default_factory=list)  # events of the host, in order of time, in us
     sources: tuple[str, ...] = ()  # the names of the GPUs, or of the processes on one GPU
-    warnings: tuple[str, ...] = ()  # what shows that the profile is not complete
+    warnings: tuple[str, ...] = ()  # what shows that the profile is not complete: there is no verdict then
+    notes: tuple[str, ...] = ()  # what else a reader must know of the file
     early: int = 0  # so many of the first calls were launched before the profile began, by none of its steps
 
     @property
@@ -109,7 +110,7 @@ class Profile:
             ms = sum(call.total_ns for call in self.calls[: self.early]) / 1e6
             some = f"{self.early:,} of {len(self.calls):,} kernels and copies ({ms:,.3f} ms)"
             told.append(f"{some} were launched before the profile began, so steps and idle time don't count them.")
-        return [*told, *self.warnings]
+        return [*told, *self.notes, *self.warnings]
 
     @property
     def unit(self):
@@ -136,6 +137,36 @@ def checked_kernel(name, start_ns, total_ns, kind="kernel", gpu=None, **more):
     if not is_time(start_ns) or not is_time(total_ns) or total_ns < 0:
         raise ValueError(f"{clean(name)} starts at {start_ns} ns and takes {total_ns} ns")
     return Kernel(clean(name), start_ns, total_ns, kind, gpu, **more)
+
+
+LONG_NS = 10**9  # before all others: a start of 0 is none then
+
+
+def untimed(spans):
+    """Return the places of the (start, end) in nanoseconds that a profiler left at zero, or empty."""
+    first = min((start for start, _ in spans if start), default=0)
+    found = set()
+    for at, (start, end) in enumerate(spans):
+        if not end or start is None or (not start and first - end > LONG_NS):
+            found.add(at)
+    return found
+
+
+def with_times(rows, spans, what):
+    """Return (row, start, end) of the rows with times, and a list of warnings about the others.
+
+    spans: (start, end) of each row, in nanoseconds. what: the word for the rows.
+    """
+    empty = untimed(spans)
+    found = [(row, *span) for at, (row, span) in enumerate(zip(rows, spans, strict=True)) if at not in empty]
+    return found, without_times(len(empty), len(rows), what)
+
+
+def without_times(empty, whole, what):
+    """Return a list of warnings about rows without times; raise Failure if no row has one."""
+    if empty and empty == whole:
+        raise Failure(2, "is damaged: all of its times are 0, so record it again, with another version of the profiler")
+    return [f"Without times (0 in the file): {empty:,} of {whole:,} {what}, which all sums lack."] if empty else []
 
 
 # ---------------------------------------------------------------- which GPU, which process
@@ -239,7 +270,7 @@ def overruns(calls):
 # ---------------------------------------------------------------- of a file without operators
 
 
-def finished(path, calls, gpu=None, warnings=(), host=()):
+def finished(path, calls, gpu=None, warnings=(), host=(), notes=()):
     """Return the profiles of kernels without operators.
 
     gpu: the one to read, of several; EACH reads a profile of each, None one of all. host: events of the host.
@@ -250,9 +281,8 @@ def finished(path, calls, gpu=None, warnings=(), host=()):
         calls, twice = without_twins(calls)
         warnings = (*warnings, *twice, *overruns(calls))
     early = early_calls(calls) if len(sources) < 2 else 0
-    sources = tuple(sorted(sources))
-    profile = Profile(path, calls, sources=sources, host=list(host), warnings=tuple(warnings), early=early)
-    return parts_of(profile, gpu)
+    more = {"warnings": tuple(warnings), "notes": tuple(notes), "early": early}
+    return parts_of(Profile(path, calls, sources=tuple(sorted(sources)), host=list(host), **more), gpu)
 
 
 # ---------------------------------------------------------------- several profiles

@@ -10,6 +10,7 @@ import re
 from collections import Counter
 
 from common.command_line import PRECISIONS, Failure
+from common.files import number as finite_number
 from common.formulas.gpus import name_of
 from common.profiles.groups import clean, group_of
 from common.profiles.model import (
@@ -22,6 +23,8 @@ from common.profiles.model import (
     is_time,
     labels_of,
     overruns,
+    untimed,
+    without_times,
     without_twins,
 )
 from common.step_parts import PHASES
@@ -80,7 +83,8 @@ def read_trace(path, content, gpu=None):
         content = {"traceEvents": content}
     if any("BeginNs" in (event.get("args") or {}) for event in itertools.islice(content["traceEvents"], 100)):
         raise Failure(2, "is rocprof's old trace: give its results.csv")
-    spans = timed_events(content["traceEvents"])
+    content["traceEvents"], unended = paired(content["traceEvents"])
+    spans, empty = without_zeros(timed_events(content["traceEvents"]))
     if not spans and content["traceEvents"] and "schemaVersion" not in content:
         if any((event.get("args") or {}).get("desc") == "KernelExecution" for event in content["traceEvents"]):
             raise Failure(2, "was made of an .rpd: give that one")
@@ -96,12 +100,15 @@ def read_trace(path, content, gpu=None):
             launches.append(event)
         else:
             host.append(event)
-    number_launches(launches, host)
+    number_launches([*launches, *empty], host)
+    kernels = [event for event in empty if event["cat"] in KINDS]
+    warnings = [*unended, *without_times(len(kernels), len(launches) + len(kernels), "kernels and copies")]
+    told = {"warnings": warnings, "empty": kernels}
     memory = memory_events(content["traceEvents"], origin_us)
     common = (path, content, origin_us, memory)
     labels = labels_of(map(place_of, launches)) if launches else {}
     if gpu is None or len(labels) < 2:
-        return [profile_of(*common, launches, host, labels)]
+        return [profile_of(*common, launches, host, labels, **told)]
     if gpu is not EACH and gpu not in labels.values():
         raise Failure(2, f"has no GPU {gpu}: it has {', '.join(labels.values())}")
     hosts = hosts_of(host, launches)
@@ -110,14 +117,14 @@ def read_trace(path, content, gpu=None):
         if gpu in (EACH, label):
             its_launches = [event for event in launches if place_of(event) == place]
             its_host = [event for event in host if event.get("pid") == hosts.get(place)]
-            found.append(profile_of(*common, its_launches, its_host, {place: label}))
+            found.append(profile_of(*common, its_launches, its_host, {place: label}, **told))
     return found
 
 
-def profile_of(path, content, origin_us, memory, launches, host, labels):
+def profile_of(path, content, origin_us, memory, launches, host, labels, warnings, empty):
     """Return the profile of events of memory, GPU and host, which are in order of time from the origin on.
 
-    labels: {place: name} of the GPUs that ran the launches.
+    labels: {place: name} of the GPUs that ran the launches. warnings: about the file. empty: launches without times.
     """
     host = with_one_optimizer_mark_per_step(host)
     operators = [event for event in host if event["cat"] == "cpu_op"]
@@ -125,10 +132,10 @@ def profile_of(path, content, origin_us, memory, launches, host, labels):
     marks = [event for event in host if event["cat"] == "user_annotation"]
     metadata = metadata_in(content)
     device = device_of(content, launches)
-    warnings = ()
     early = 0
     if launches:
-        calls, operations, warnings, early = work_of_gpus(launches, labels, runtime, operators)
+        calls, operations, incomplete, early = work_of_gpus(launches, labels, runtime, operators, empty)
+        warnings = [*warnings, *incomplete]
     else:
         check_cpu_only(content, runtime, memory, device)
         device = None  # the GPU of that machine did nothing
@@ -155,12 +162,12 @@ def profile_of(path, content, origin_us, memory, launches, host, labels):
         rank=rank_of(content),
         host=host,
         sources=tuple(labels.values()),
-        warnings=warnings,
+        warnings=tuple(warnings),
         early=early,
     )
 
 
-def work_of_gpus(launches, labels, runtime, operators):
+def work_of_gpus(launches, labels, runtime, operators, empty):
     """Return calls, operations, warnings, and how many calls were launched before the profile began."""
     wanted = {event["args"].get("correlation") for event in launches if event.get("args")} - {None}
     host_calls = launch_table(runtime, wanted)
@@ -170,7 +177,7 @@ def work_of_gpus(launches, labels, runtime, operators):
         operator_of = {operator_number(event): event for event in operators}
     calls = [gpu_call(event, labels, host_calls, operator_of) for event in launches]
     calls, warnings = without_twins(calls)
-    warnings += (*lost_launches(runtime, launches), *overruns(calls))
+    warnings += (*lost_launches(runtime, [*launches, *empty]), *overruns(calls))
     if len(labels) > 1:  # of several GPUs no tool asks for operators, nor for steps
         return calls, [], warnings, 0
     early = early_calls(calls)
@@ -238,11 +245,49 @@ def timed_events(events):
     for event in found:
         ts = event.get("ts")
         dur = event.get("dur")
+        if type(ts) is str or type(dur) is str:
+            event["ts"] = ts = time_in(ts)
+            event["dur"] = dur = time_in(dur)
         if not (type(ts) in numbers and type(dur) in numbers and -limit < ts < limit and 0 <= dur < limit):
             check_accelerator(events)
             raise ValueError(f"{clean(event['name'])} starts at {ts} us and takes {dur} us")
     found.sort(key=lambda event: (event["ts"], -event["dur"]))
     return found
+
+
+def time_in(value):
+    """Return a time of an event, which some programs write as text."""
+    return finite_number(value) if type(value) is str else value
+
+
+def paired(events):
+    """Return the events with one of a begin and its end for each such pair, and warnings about those without an end."""
+    if not any(event.get("ph") == "B" and event.get("cat") in TIMED for event in events):
+        return events, ()
+    found = []
+    open_events = {}  # (process, thread): those that have not ended, the innermost last
+    begun = 0
+    halves = [event for event in events if event.get("ph") in ("B", "E")]
+    for event in sorted(halves, key=lambda event: time_in(event["ts"])):
+        stack = open_events.setdefault((event.get("pid"), event.get("tid")), [])
+        if event["ph"] == "B":
+            begun += 1
+            stack.append(event)
+        elif stack:
+            begin = stack.pop()
+            dur = time_in(event["ts"]) - time_in(begin["ts"])
+            found.append(begin | {"ph": "X", "dur": dur})
+    lost = begun - len(found)
+    warnings = [f"Without an end: {lost:,} of {begun:,} events that begin, which are left out."] if lost else []
+    return [*(event for event in events if event.get("ph") not in ("B", "E")), *found], warnings
+
+
+def without_zeros(spans):
+    """Return the sorted events that have times, and those whose times the profiler left at zero."""
+    if not spans or spans[0]["ts"] > 0:
+        return spans, []
+    empty = untimed([(1e3 * event["ts"], 1e3 * (event["ts"] + event["dur"])) for event in spans])
+    return [event for at, event in enumerate(spans) if at not in empty], [spans[at] for at in sorted(empty)]
 
 
 # ---------------------------------------------------------------- which GPU, and which process launched
@@ -636,6 +681,7 @@ def memory_events(events, origin_us):
     if found and not any("Total Allocated" in event["args"] for event in found):  # until PyTorch 1.9
         return []
     for event in found:
+        event["ts"] = time_in(event["ts"])
         if not is_time(event["ts"]) or not is_time(event["args"]["Total Allocated"]):
             raise ValueError(f"memory of {event['args']['Total Allocated']} bytes after {event['ts']} us")
         event["ts"] -= origin_us
