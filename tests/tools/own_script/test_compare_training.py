@@ -159,7 +159,7 @@ def test_an_optimizer_that_calls_another_one_makes_one_step(write, monkeypatch):
                 run.ask(do="record")
         run.ask(steps=5, reset=False)
         assert run.answer(100)["at"] == "steps"
-        assert numbers == [1, 2, 3] and run.log.read_text().split()[-1] == "7"
+        assert numbers == [1, 2, 3] and pathlib.Path(run.log.name).read_text().split()[-1] == "7"
     finally:
         run.end()
 
