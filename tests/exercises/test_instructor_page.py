@@ -29,7 +29,10 @@ def test_every_deliverable_is_answered(link):
     assert answer.strip()
 
 
-@pytest.mark.parametrize(("name", "shortest", "longest"), [("One day", 6, 8), ("Half a day", 3, 4), ("One hour", 1, 1)])
+@pytest.mark.parametrize(
+    ("name", "shortest", "longest"),
+    [("One day", 6, 8), ("Half a day", 3, 4), ("90 minutes", 1.5, 1.5), ("One hour", 1, 1)],
+)
 def test_the_clock_of_a_short_workshop(name, shortest, longest):
     section = TEXT.split(f"**{name}**")[1].split("\n**")[0]
     rows = re.findall(r"^\| (\d\d):(\d\d) \| .+ \| (\d*) \|$", section, re.MULTILINE)
