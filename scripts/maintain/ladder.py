@@ -126,17 +126,20 @@ def ladder_table(recorded, preset):
     columns = rungs.columns_of(recorded, "ladder")
     graph, eager = columns.get((preset, True)), columns.get((preset, False))
     lines = []
+    recipes = []
     first_road = next((rung for rung in rungs.LADDER if rung.road), None)
     for rung in rungs.LADDER:
         if rung is first_road:
             lines.append(["", ROADS, "", "", "", ""])
-        told = f": {parts}" if rung.version == "peer" and (parts := parts_of(rung.name, graph, eager)) else ""
-        told += tuning_of(rung.name, graph, eager)
+        if rung.version == "peer" and (parts := parts_of(rung.name, graph, eager)):
+            recipes.append(f"- {rung.idea}: {parts}{tuning_of(rung.name, graph, eager)}")
         steps = [step_cell(column, rung.name) for column in (graph, eager)]
         cell = gain_cell((graph, eager), rung) if rung.base else ""
         name = "" if rung.version == "peer" else rung.name
-        lines.append([name, linked(rung.idea) + told, cell, *steps, rung.base or ""])
+        lines.append([name, linked(rung.idea), cell, *steps, rung.base or ""])
     texts = [markdown_table(["", "idea", "gain", "with a graph, ms", "eager, ms", "builds on"], lines, left=2)]
+    if recipes:
+        texts.append("\n".join(["What the rows without a letter ran:", "", *recipes]))
     measured = [column for column in (graph, eager) if column]
     return "\n\n".join([*texts, *leads_table(measured), *(told_of(column, recorded) for column in measured)])
 

@@ -319,7 +319,8 @@ def test_the_ladder_by_hand(recorded):
         "a compiler | 2.00x (2.00 to 2.00), eager | ... | 2.000 | flag |",
         "version3_triton/README.md)) | 1.60x (1.25 to 2.00) | 1.250 | ... | flag |",
         "version4_pytorch_sdpa/README.md)) | no difference shown | 1.960 | ... | flag |",
-        "|  | a library's model: a library 1.2 |  | 3.000 | ... |  |",
+        "|  | a library's model |  | 3.000 | ... |  |",
+        "- a library's model: a library 1.2",
         "| a library's model | 2.40x (1.88 to 3.00) | ... |",
         "row flag differs by up to 3.0 % ",
         "row written, deviates by up to 28.0 % ",
@@ -366,7 +367,7 @@ def test_the_ladder_says_how_a_tuned_rung_was_found(recorded):
     (recorded / "ladder").mkdir()
     rungs.write_columns([column], recorded / "ladder" / "ladder.json")
     text = ladder.tables_of(Record(recorded))["ladder"]
-    assert "|  | a library's model: a library 1.2 (the fastest of 2 variants, tuned in 61 s) |  | 3.000 | ... |" in text
+    assert "- a library's model: a library 1.2 (the fastest of 2 variants, tuned in 61 s)" in text.splitlines()
 
 
 def test_the_ladder_says_that_memory_made_groups(recorded):
