@@ -73,10 +73,11 @@ def describe_end(status, said, path):
     return f"{path} ended Python with status {status}: {last}"
 
 
-def grade(jobs, timeout=TIMEOUT, target=None):
-    """Return grading.py's verdicts on [folder, file] pairs, from a process that may crash, hang or start others.
+def grade(jobs, timeout=TIMEOUT, target=None, program="grading.py"):
+    """Return a program's verdicts on pairs of a folder and a file, from a process that may crash, hang or start others.
 
     target: an AMD GPU, whose instructions are executed instead of the kernel in Triton's interpreter or on a GPU.
+    program: grading.py, or own_kernel.py, whose jobs have an action in place of the file.
 
     All of its group ends here; if this process is killed, a pipe that closes tells the other one.
     """
@@ -89,7 +90,7 @@ def grade(jobs, timeout=TIMEOUT, target=None):
             sys.executable,
             "-W",
             "ignore",
-            str(HERE / "grading.py"),
+            str(HERE / program),
             str(job_file),
             str(verdict_file),
             str(pipe),
@@ -111,5 +112,5 @@ def grade(jobs, timeout=TIMEOUT, target=None):
         verdicts = json.loads(verdict_file.read_text()) if verdict_file.exists() else []
         words = said_file.read_text(errors="replace")
     if len(verdicts) < len(jobs):
-        raise Failure(1, describe_end(status, words, relative(jobs[len(verdicts)][1])))
+        raise Failure(1, describe_end(status, words, relative(jobs[len(verdicts)][program == "grading.py"])))
     return verdicts

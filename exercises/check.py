@@ -8,6 +8,8 @@
     python exercises/check.py hint 02            # show the next hint; `hint 02 1` shows the first one again
     python exercises/check.py solution 02        # compare your file with the solution, once you've passed
     python exercises/check.py scoreboard         # your GB/s compared with recorded ones
+    python exercises/check.py new my_layernorm   # a folder for a kernel of your own, see YOUR_OWN_KERNEL.md
+    python exercises/check.py my_layernorm       # check it; --target as above, and --time to time it on a GPU
     python exercises/check.py verify             # for maintainers: check stubs, hints, solutions and wrong answers
     python exercises/check.py verify --solutions # the same without the hundreds of wrong answers
 
@@ -33,6 +35,7 @@ from sessions import SESSIONS, kernels
 AMD_TARGETS = [name for name, target in TARGETS.items() if target.backend == "hip"]
 EXECUTION_TIMEOUT = 1800  # seconds; a case takes some, and an attention kernel a minute
 PROGRESS = HERE / ".progress.json"
+TEMPLATE = HERE / "own_kernel_template"
 
 
 def title(folder):
@@ -179,6 +182,42 @@ def show_solution(folder, give_up):
     return 0
 
 
+def new_kernel(folder, function=None):
+    """Make a folder for a kernel of the user's own, or for a function that exists: "file.py:function"."""
+    folder = pathlib.Path(folder)
+    if not folder.name.isidentifier():
+        raise Failure(2, f"{folder.name!r} is no name for a function: use letters, digits and _")
+    if folder.exists():
+        raise Failure(2, f"{folder} exists already: choose another name")
+    files = ["task.py"] if function else ["task.py", "kernel.py"]
+    texts = {name: (TEMPLATE / name).read_text(encoding="utf-8").replace("my_kernel", folder.name) for name in files}
+    if function:
+        file, _, name = function.rpartition(":")
+        if not pathlib.Path(file).is_file():
+            raise Failure(2, f"{function} names no file: give its path, a colon and the function, such as norm.py:norm")
+        path = os.path.relpath(pathlib.Path(file).resolve(), folder.resolve())
+        texts["task.py"] = texts["task.py"].replace(f"kernel.py:{folder.name}", f"{path}:{name}")
+    folder.mkdir(parents=True)
+    for name, text in texts.items():
+        (folder / name).write_text(text, encoding="utf-8")
+    write = "the shapes and the formula" if function else "the shapes and the formula, then write kernel.py"
+    print(f"made {folder}: put {write} into {folder / 'task.py'}; python {relative(HERE / 'check.py')} {folder}")
+    return 0
+
+
+def check_own(folder, target, timed):
+    """Check the kernel in a user's folder, print what it says, and return the exit status."""
+    folder = pathlib.Path(folder).resolve()
+    job = (str(folder), "time" if timed else "check")
+    (verdict,) = grade([job], EXECUTION_TIMEOUT, target, "own_kernel.py")
+    if verdict["passed"]:
+        print("\n".join([f"{folder.name} passed: {verdict['sentence']}", *verdict["lines"]]))
+        return 0
+    case = f" in case {verdict['case']}" if verdict["case"] else ""
+    print(f"{folder.name} failed{case}\n   {verdict['sentence']}")
+    return 1
+
+
 def show_scoreboard():
     """Print the participant's GB/s beside those of version 3 and PyTorch in the newest recorded run."""
     from grading import load_task
@@ -208,11 +247,13 @@ def show_scoreboard():
 
 def parse(argv):
     parser = Parser("check.py", __doc__, with_json=False)
-    parser.add_argument("command", nargs="?", default="list", help="list, NN, hint, solution, scoreboard or verify")
+    commands = "list, NN, hint, solution, scoreboard, verify, new, or the folder of a kernel of your own"
+    parser.add_argument("command", nargs="?", default="list", help=commands)
     parser.add_argument("arguments", nargs="*", metavar="NN", help="number of the exercise, then of the hint")
     parser.add_argument("--watch", action="store_true", help="check again whenever the file is saved")
     on_amd = f"execute an AMD GPU's instructions in our interpreter, without the GPU: {', '.join(AMD_TARGETS)}"
     parser.add_argument("--target", choices=AMD_TARGETS, metavar="GPU", help=on_amd)
+    parser.add_argument("--time", action="store_true", help="time a kernel of your own beside PyTorch, on a GPU")
     parser.add_argument("--give-up", action="store_true", help="show the solution before you have passed")
     parser.add_argument("--solutions", action="store_true", help="verify: leave out the wrong answers")
     options, rest = parser.parse_known_intermixed_args(argv)
@@ -224,6 +265,10 @@ def parse(argv):
 def main(argv=None):
     options = parse(argv)
     command, arguments = options.command, options.arguments
+    if command == "new" and len(arguments) in (1, 2):
+        return new_kernel(*arguments)
+    if not command.isdecimal() and not arguments and pathlib.Path(command, "task.py").is_file():
+        return check_own(command, options.target, options.time)
     if not all(argument.isdecimal() for argument in arguments):
         raise Failure(2, f"{command} takes numbers, got {' '.join(arguments)}; for example: check.py hint 02")
     if command == "verify":
@@ -241,7 +286,8 @@ def main(argv=None):
         return show_hint(folder_of(arguments[0]), int(arguments[1]) if arguments[1:] else None)
     if command == "solution" and len(arguments) == 1:
         return show_solution(folder_of(arguments[0]), options.give_up)
-    raise Failure(2, "use list, NN, hint NN [n], solution NN [--give-up], scoreboard or verify; see --help")
+    used = "list, NN, hint NN [n], solution NN [--give-up], scoreboard, verify, new NAME or a folder with a task.py"
+    raise Failure(2, f"use {used}; see --help")
 
 
 if __name__ == "__main__":

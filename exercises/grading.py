@@ -38,7 +38,7 @@ from common.measuring.guarded_memory import GuardedMemory, between_bands, bits, 
 from common.versions import relative_error
 from judge import Judge, Wrong, check_bands, check_inputs
 from speed import DeviceTimer, Speed, measure, recorded_speed
-from strict_interpreter import Watch
+from strict_interpreter import Watch, describe_shape
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 TARGET = os.environ.get(TARGET_VARIABLE)  # an AMD GPU whose instructions are executed on the CPU
@@ -80,16 +80,19 @@ class Task:
     storage(results, inputs): output -> tensor of its shape and dtype, where outputs are packed.
     views(outputs, inputs): result -> its part of the outputs.
     mistakes: name -> Mistake.
+    explain(name, result, inputs): words on what is wrong with a result, where no suspect fits, or None.
     suspects: sentence -> function like define that returns what a typical error computes: every result that it makes
         wrong, or it is not recognised.
     labels: result of zeros and ones -> what each of its elements stands for.
     unwritten: result that the answer's own kernel does not write -> why its elements can be missing all the same.
     dtypes: those that the answer is run in.
-    kernel: True if it must launch one. launches: the names of kernels that it must launch.
+    kernel: True if it must launch one. launches: the names of kernels that it must launch. kernels: how many different
+        ones it must launch, whatever their names.
     direct: True if its kernels write the outputs themselves, not tensors that run() copies from.
     tolerance: relative error that is allowed in addition to twice PyTorch's.
     then(module, source): raise Wrong for what the results cannot show, or return words for the passed answer or None.
     speed: how fast the answer must be on a GPU.
+    crashes: part of an error's message -> what it means here.
     """
 
     cases: dict[str, dict]
@@ -107,10 +110,13 @@ class Task:
     dtypes: tuple[torch.dtype, ...] = tuple(DTYPES)
     kernel: bool = True
     launches: tuple[str, ...] = ()
+    kernels: int = 1
+    explain: Callable = lambda name, result, inputs: None
     direct: bool = True
     tolerance: float = 1e-6
     then: Callable = lambda module, source: None
     speed: Speed | None = None
+    crashes: dict[str, str] = dataclasses.field(default_factory=dict)
 
 
 def load_module(path, name):
@@ -185,19 +191,30 @@ def run_case(task, module, sizes, dtype):
     with GuardedMemory():
         outputs = {name: torch.empty(like.shape, dtype=like.dtype, device=DEVICE) for name, like in storage.items()}
     written = Written(outputs)
-    watch = Watch(given, outputs) if INTERPRETED else None
+    memory = GuardedMemory()
+    watch = Watch(given, outputs, memory.tensors) if INTERPRETED else None
     with (
         on_target(),
         launches(written.note, written.after_launch) as launched,
         watch or contextlib.nullcontext(),
+        memory if task.kernel else contextlib.nullcontext(),  # a captured graph allocates where it must
     ):
         module.run(**(originals | given), **outputs)
     check_inputs(given, originals)
-    judge = Judge(task, module, originals, lambda suspect: suspect(**doubled(originals)))
+    judge = Judge(
+        task,
+        module,
+        originals,
+        lambda suspect: suspect(**doubled(originals)),
+        seen=watch.describe_load() if watch else None,
+        undefined=watch.undefined if watch else None,
+        rounds=dtype != torch.float32 and torch.float32 in task.dtypes,  # the dtype before, and right
+    )
     got = task.views(outputs, originals)
     for name in exact:
         judge.check_written(name, got[name])
-    check_bands(outputs | given)
+    allocated = [(describe_shape(tensor), tensor) for tensor in memory.tensors]
+    check_bands([*(outputs | given).items(), *allocated], watch.stores if watch else {})
     for name in exact:
         judge.check_finite(name, got, exact)
     judge.check_values(got, plain, exact)
@@ -205,11 +222,19 @@ def run_case(task, module, sizes, dtype):
         raise Wrong("no kernel", None, "the results are right, but no kernel was launched: compute them in the kernel")
     if missing := [name for name in task.launches if name not in launched]:
         raise Wrong("no kernel", None, f"the results are right, but {', '.join(missing)} was not launched: use it")
+    if task.kernel and len(launched) < task.kernels:
+        said = (
+            f"the results are right, but only {', '.join(launched)} was launched: write a kernel for the backward, too"
+        )
+        raise Wrong("no kernel", None, said)
     if task.kernel and task.direct and (names := written.not_by_kernels()):
         raise Wrong("no kernel", names[0], f"{', '.join(names)}: right, but not written by a kernel: compute it there")
     if watch and watch.fault:
-        kind, name, element, sentence = watch.fault
-        place = "" if element is None else f", {judge.place_in_memory(name, element, outputs[name].shape)}"
+        kind, tensor, element, sentence = watch.fault
+        name = tensor.name
+        place = ""
+        if element is not None and name in outputs:
+            place = f", {judge.place_in_memory(name, element, outputs[name].shape)}"
         raise Wrong(kind, name, f"{name}{place}: the values are right here, but {sentence}")
     if watch and task.kernel and task.direct and (names := watch.not_loaded()):
         raise Wrong("no kernel", names[0], f"{', '.join(names)}: no kernel loads it: compute in the kernel")
@@ -275,13 +300,15 @@ def guard_solutions():
 
 
 def check_precedence(source):
-    """Raise Wrong for a < b & c < d, which Python reads as a < (b & c) < d."""
+    """Raise Wrong for a < b & c < d, which Python reads as a < (b & c) < d, and for `and` between vectors."""
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError):
         return  # loading the answer says where
     lines = source.encode().splitlines()
     for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef) and node.decorator_list:
+            check_truth_values(node)
         if not isinstance(node, ast.Compare):
             continue
         for operand in (node.left, *node.comparators):
@@ -294,8 +321,50 @@ def check_precedence(source):
                 raise Wrong("precedence", None, f"line {node.lineno}: {said}")
 
 
-def describe_crash(error, path):
-    """Return the line of the answer that failed, and why."""
+def assigned(node):
+    """Yield each name that an assignment binds, with its value; one of a tuple has its own."""
+    for target in node.targets:
+        pairs = [(target, node.value)]
+        if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
+            pairs = zip(target.elts, node.value.elts, strict=False)
+        yield from ((name, value) for name, value in pairs if isinstance(name, ast.Name))
+
+
+def check_truth_values(kernel):
+    """Raise Wrong where a kernel asks for the one truth value of a vector that it makes of tl.arange."""
+    vectors = set()
+
+    def is_vector(node):
+        """Return True for tl.arange, for a name that holds such a vector, and for arithmetic with one."""
+        if isinstance(node, ast.Call):
+            called = ast.unparse(node.func)
+            return called.endswith("arange") or (called.endswith(".to") and is_vector(node.func.value))
+        if isinstance(node, ast.Name):
+            return node.id in vectors
+        if isinstance(node, ast.Subscript):
+            return is_vector(node.value)
+        if isinstance(node, ast.BinOp | ast.Compare):
+            return any(is_vector(part) for part in ast.iter_child_nodes(node))
+        return False
+
+    for node in sorted(ast.walk(kernel), key=lambda node: getattr(node, "lineno", 0)):
+        if isinstance(node, ast.Assign):
+            vectors.update(target.id for target, value in assigned(node) if is_vector(value))
+        if isinstance(node, ast.BoolOp) and any(map(is_vector, node.values)):
+            word, sign = ("and", "&") if isinstance(node.op, ast.And) else ("or", "|")
+        elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not) and is_vector(node.operand):
+            word, sign = "not", "~"
+        elif isinstance(node, ast.If | ast.IfExp) and is_vector(node.test):
+            word, sign = "if", "a mask or tl.where"
+        else:
+            continue
+        said = f"{word} asks for one truth value, and a vector has many: use {sign}"
+        said += ", and put each comparison into parentheses" * (word in ("and", "or"))
+        raise Wrong("precedence", None, f"line {node.lineno}: {said}")
+
+
+def describe_crash(error, path, known=None):
+    """Return the line of the answer that failed, and why; known: part of a message -> what it means."""
     line = None
     while True:
         trace = error.__traceback__
@@ -307,13 +376,14 @@ def describe_crash(error, path):
             break
         error = error.__cause__
     reason = ": ".join([type(error).__name__, *str(error).strip().splitlines()[-1:]])
+    reason += next((f": {meaning}" for part, meaning in (known or {}).items() if part in reason), "")
     return f"line {line}: {reason}" if line else reason
 
 
 def grade(folder, path):
     """Return the verdict on the answer in a file: the first case and dtype in which it is wrong."""
     global graded
-    start, case = time.perf_counter(), None
+    start, case, task = time.perf_counter(), None, None
     guard_solutions()
     verdict = {"passed": False, "kind": None, "tensor": None, "speed": None}
     try:
@@ -334,7 +404,7 @@ def grade(folder, path):
     except Wrong as wrong:
         verdict |= {"kind": wrong.kind, "tensor": wrong.tensor, "sentence": str(wrong)}
     except BaseException as error:  # whatever a participant's code raises is a verdict on it
-        verdict |= {"kind": "crash", "sentence": describe_crash(error, path)}
+        verdict |= {"kind": "crash", "sentence": describe_crash(error, path, task and task.crashes)}
     finally:
         graded = None
     return verdict | {"case": case, "seconds": time.perf_counter() - start}
@@ -346,16 +416,17 @@ def end_with(pipe):
     os.killpg(0, signal.SIGKILL)
 
 
-def main(jobs, verdicts, pipe=None):
+def answer_jobs(judge_one, jobs, verdicts, pipe=None):
+    """Write the verdicts, judge_one(folder, path), on all jobs."""
     if pipe is not None:
         threading.Thread(target=end_with, args=[int(pipe)], daemon=True).start()
     torch.set_num_threads(1)
     found = []
     for folder, path in json.loads(pathlib.Path(jobs).read_text()):
-        found.append(grade(folder, path))
+        found.append(judge_one(folder, path))
         pathlib.Path(f"{verdicts}.partial").write_text(json.dumps(found))
         os.replace(f"{verdicts}.partial", verdicts)
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    answer_jobs(grade, *sys.argv[1:])

@@ -8,6 +8,7 @@ from common.measuring.accuracy import allowed
 from common.measuring.guarded_memory import bits, never_written, stray_store
 from common.versions import relative_error
 
+SMALL = 3e-5  # relative error: a rounding to float16 makes ten times as much
 FACTORS = {2: "2", 0.5: "1/2", -1: "-1", math.log2(math.e): "log2(e)", math.log(2): "ln(2)"}
 
 
@@ -39,10 +40,14 @@ def check_inputs(inputs, originals):
             raise Wrong("changed", name, f"{name}: the kernel changed its input; store to the outputs only")
 
 
-def check_bands(tensors):
-    for name, tensor in tensors.items():
+def check_bands(tensors, remedies):
+    """Raise Wrong for a store beside one of the tensors, pairs (name, tensor).
+
+    remedies: address of a tensor -> what to do about the store, where that is known.
+    """
+    for name, tensor in tensors:
         if found := stray_store(tensor):
-            raise Wrong("stray", name, f"{name}: {found}: mask the store")
+            raise Wrong("stray", name, f"{name}: {found}: {remedies.get(tensor.data_ptr(), 'mask the store')}")
 
 
 def describe_factor(factor):
@@ -57,10 +62,13 @@ class Judge:
     """Hold what the sentences on one case need: the task, the answer's module and the inputs.
 
     compute(suspect): what a suspect of the task returns for these inputs.
+    seen: None, or words on a load that reads what it must not. undefined: the same on a masked load without other.
+    rounds: the dtype has 16 bits, and the same case is right in float32.
     """
 
-    def __init__(self, task, module, inputs, compute):
+    def __init__(self, task, module, inputs, compute, seen=None, undefined=None, rounds=False):
         self.task, self.module, self.inputs, self.compute = task, module, inputs, compute
+        self.seen, self.undefined, self.rounds = seen, undefined, rounds
 
     def place(self, name, index):
         """Return 'row 7, column 96 (program 1)', or in the brackets the words that the task has for an element."""
@@ -95,16 +103,24 @@ class Judge:
             found = f"{len(bad)} of {got[name].numel()} elements are NaN or infinite, the first at {place}"
             cause = self.find_infinite_suspect(name, got)
             places = "a load past the end of an input, a masked load without other, an overflow, or inf - inf"
-            cause = cause or f"look for {places}"
+            cause = cause or self.seen or self.undefined or f"look for {places}"
             raise Wrong("value", name, f"{name}: {found}: {cause}")
 
     def find_infinite_suspect(self, name, got):
-        """Return the typical error whose results are NaN or infinite in the same places, and alike elsewhere."""
+        """Return the typical error whose results are NaN or infinite in the same places, and alike elsewhere.
+
+        The first whose NaN lie where those of the answer lie. Where nothing is finite, each load without other is a
+        better explanation.
+        """
+        found = []
         for sentence, suspect in self.task.suspects.items():
             results = self.compute(suspect)
             if name in results and all(alike_where_finite(got[other], results[other]) for other in results):
-                return sentence
-        return None
+                exact = all(torch.equal(got[other].isnan(), results[other].isnan()) for other in results)
+                found.append((not exact, sentence))
+        if not found or (self.undefined and not got[name].isfinite().any()):
+            return None
+        return min(found, key=lambda each: each[0])[1]
 
     def check_values(self, got, plain, exact):
         """Blame the first wrong result: the others follow from it, or are computed after it."""
@@ -119,7 +135,7 @@ class Judge:
             raise Wrong("value", name, self.describe_labels(name, got[name], exact[name]))
         distance = (got[name] - exact[name]).abs()
         worst = tuple(int(i) for i in torch.unravel_index(distance.argmax(), distance.shape))
-        cause = self.find_suspect(got, exact, bounds, wrong)
+        cause = self.find_suspect(got, exact, bounds, wrong) or self.task.explain(name, got[name], self.inputs)
         raise Wrong(
             "value",
             name,
@@ -143,20 +159,25 @@ class Judge:
         for sentence, suspect in self.task.suspects.items():
             results = self.compute(suspect)
             known = {name: ~value.isnan() for name, value in results.items()}  # NaN stands for any value
-            if not all(mask.any() for mask in known.values()):
-                continue
+            known = {name: mask for name, mask in known.items() if mask.any()}
             errors = {name: relative_error(got[name][mask], results[name][mask]) for name, mask in known.items()}
-            alike = all(errors[name] < 10 * bounds[name] for name in results)
-            if alike and all(name in results and differs(results[name], exact[name]) for name in wrong):
+            alike = known and all(errors[name] < 10 * bounds[name] for name in known)
+            explained = {name for name in results if name not in known or differs(results[name], exact[name])}
+            if alike and wrong[0] in known and explained >= set(wrong):
                 return sentence
         return None
 
     def describe_pattern(self, name, got, exact, bound, error):
         """Return what the error looks like: a common factor, a region, or noise."""
+        if self.rounds:
+            return "right in float32: look for a sum, or for what it adds up, that is rounded to 16 bits"
         factor = ((got * exact).sum() / (exact * exact).sum()).item()
         if factor and relative_error(got / factor, exact) < min(10 * bound, error / 4):
             return describe_factor(factor)
         wrong = ((got - exact).abs() > 10 * bound * exact.square().mean().sqrt()).nonzero()
+        if error < SMALL:
+            places = "a small constant such as eps, its place, or a difference of nearly equal numbers"
+            return f"all digits that 16 bits have are right: look at {places}"
         if bool(((got - exact).abs() <= 2e-3 * exact.abs() + bound * exact.abs().max()).all()):
             return "all elements are right to about 3 digits: look for a rounding to 16 bits, or a missing one"
         if not len(wrong):

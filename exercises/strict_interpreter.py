@@ -1,16 +1,38 @@
 """Make Triton's interpreter as strict as a GPU can be, where it forgives what a GPU would not."""
 
 import contextlib
+import importlib
+import inspect
 import math
+import pathlib
+import sys
 from unittest import mock
 
 import numpy as np
-from triton.runtime.interpreter import InterpreterBuilder, ReduceOps, TensorHandle
+import torch
+import triton
+import triton.language as tl
+from triton.runtime import interpreter
+from triton.runtime.interpreter import InterpreterBuilder, ReduceOps, ScanOps, TensorHandle
 
-from common.measuring.guarded_memory import BAND, bits, launches
+from common.measuring.guarded_memory import BAND, UNWRITTEN, bits, extent, launches, mark
 
-FLOATS = {"fp16": np.float16, "fp32": np.float32, "fp64": np.float64}  # Triton's names
+NAN = {  # Triton's names of dtypes
+    "fp16": np.float16(math.nan),
+    "bf16": np.uint16(0x7FC0),  # NumPy has no bfloat16: the interpreter keeps its bits
+    "fp32": np.float32(math.nan),
+    "fp64": np.float64(math.nan),
+}
 LANES = 1 << 20  # more than the elements of a tile
+NOT_THE_KERNEL = (__file__, str(pathlib.Path(triton.__file__).parent))
+
+
+def kernel_line():
+    """Return the line of the kernel that the interpreter executes, the innermost one of the answer's own."""
+    frame = sys._getframe()
+    while frame and frame.f_code.co_filename.startswith(NOT_THE_KERNEL):
+        frame = frame.f_back
+    return frame.f_lineno if frame else None
 
 
 def without_other(load):
@@ -22,8 +44,8 @@ def without_other(load):
 
     def masked_load(builder, pointers, mask, other, *rest):
         kind = pointers.get_element_ty()
-        if other is None and kind.name in FLOATS and pointers.data.size > 1:
-            other = TensorHandle(np.full(pointers.data.shape, math.nan, FLOATS[kind.name]), kind)
+        if other is None and kind.name in NAN and pointers.data.size > 1:
+            other = TensorHandle(np.full(pointers.data.shape, NAN[kind.name]), kind)
         return load(builder, pointers, mask, other, *rest)
 
     return masked_load
@@ -42,39 +64,151 @@ def in_float16(sum):
     return rounded_sum
 
 
+# ---------------------------------------------------------------- what the interpreter cannot do, or does wrongly
+
+OF_TORCH = (  # functions of libdevice that PyTorch has under the same name
+    "acos acosh asin asinh atan atan2 atanh ceil copysign cos cosh erf erfc exp exp2 expm1 floor fmod hypot lgamma log "
+    "log10 log1p log2 pow rsqrt sin sinh sqrt tan tanh trunc"
+).split()
+
+
+class Unsupported(Exception):
+    """Tell what Triton's interpreter cannot do."""
+
+
+def is_bfloat16(value):
+    return isinstance(value, TensorHandle | tl.tensor) and value.dtype.scalar == tl.bfloat16
+
+
+def without_bfloat16(operation):
+    """Return an operation of the interpreter that refuses bfloat16, with whose bits it would compute as integers."""
+
+    def refusing(self, *operands, **options):
+        flat = [each for value in operands for each in (value if isinstance(value, tuple) else (value,))]
+        if any(map(is_bfloat16, flat)):
+            raise Unsupported("does not compute in bfloat16: convert what you load with .to(tl.float32)")
+        return operation(self, *operands, **options)
+
+    return refusing
+
+
+def rounding(cast):
+    """Return an interpreter's cast that rounds float32 to bfloat16 as a GPU does, instead of cutting bits off."""
+
+    def cast_impl(builder, source, kind):
+        if source.dtype.scalar == tl.float32 and kind.scalar == tl.bfloat16:
+            rounded = torch.from_numpy(np.ascontiguousarray(source.data)).bfloat16()
+            return TensorHandle(rounded.view(torch.int16).numpy().view(np.uint16), kind.scalar)
+        return cast(builder, source, kind)
+
+    return cast_impl
+
+
+def with_floats(convert):
+    """Return the interpreter's conversion of arguments that makes a float a float32 scalar too, as a GPU gets it."""
+
+    def implicit_cvt(argument):
+        if isinstance(argument, float):
+            return tl.tensor(TensorHandle(np.array([argument], np.float32), tl.float32), tl.float32)
+        return convert(argument)
+
+    return implicit_cvt
+
+
+def by_torch(name):
+    """Return a function of libdevice that computes tiles with PyTorch's function of the same name."""
+
+    def function(*operands):
+        tiles = [operand for operand in operands if isinstance(operand, tl.tensor)]
+        if any(map(is_bfloat16, tiles)):
+            raise Unsupported(f"has no libdevice.{name} in bfloat16: convert what you load with .to(tl.float32)")
+        values = [torch.tensor(each.handle.data if isinstance(each, tl.tensor) else each) for each in operands]
+        found = getattr(torch, name)(*values).to(values[0].dtype).numpy()
+        kind = tiles[0].dtype
+        if any(tile.type.is_block() for tile in tiles):
+            kind = tl.block_type(kind, list(found.shape))
+        return tl.tensor(TensorHandle(found, kind.scalar), kind)
+
+    return function
+
+
+def refused(name):
+    def function(*operands, **options):
+        raise Unsupported(f"has no libdevice.{name}")
+
+    return function
+
+
+def supply_libdevice():
+    """Replace the functions of libdevice, which return None in the interpreter, before a kernel's file imports them."""
+    for module in ("", "cuda.", "hip."):
+        library = importlib.import_module(f"triton.language.extra.{module}libdevice")
+        for name, _ in inspect.getmembers(library, inspect.isfunction):
+            setattr(library, name, by_torch(name) if name in OF_TORCH else refused(name))
+
+
+# ---------------------------------------------------------------- loads and stores
+
+
+def describe_shape(tensor):
+    return f"a tensor {list(tensor.shape)} that is allocated"
+
+
 class Watched:
     """Hold where a tensor lies, whether kernels loaded it, and, of an output, who stored each element: 0 is nobody."""
 
     def __init__(self, name, tensor, is_output):
         self.name, self.size, self.is_output = name, tensor.element_size(), is_output
+        elements = extent(tensor.shape, tensor.stride())
         self.start = tensor.data_ptr()
-        self.end = self.start + tensor.nbytes
+        self.end = self.start + elements * self.size
         self.loaded = False
         if is_output:
-            self.bits = bits(tensor).view(-1).numpy()
-            self.writers = np.zeros(len(self.bits), np.int64)
+            self.bits = bits(tensor.as_strided((elements,), (1,))).numpy()
+            self.unwritten = mark(tensor, UNWRITTEN)
+            self.writers = np.zeros(elements, np.int64)
 
 
 class Watch(contextlib.ExitStack):
     """Watch the loads and stores of kernels in the interpreter inside a `with`.
 
     inputs, outputs: name -> tensor between guard bands.
-    fault: None, or the first (kind, name of the tensor, element of it or None, sentence).
+    allocated: a list of more outputs, which may grow until a launch begins: the tensors of GuardedMemory.
+    fault: None, or the first (kind, Watched, element of it or None, sentence).
+    stores: address of a tensor -> what to do about the first store outside it.
+    unwritten: None, or words on the first load of what nobody has written.
+    undefined: None, or words on the first masked load that names no other.
     """
 
-    def __init__(self, inputs, outputs):
+    def __init__(self, inputs, outputs, allocated=()):
         super().__init__()
         self.tensors = [Watched(name, tensor, False) for name, tensor in inputs.items()]
         self.tensors += [Watched(name, tensor, True) for name, tensor in outputs.items()]
-        self.grid, self.fault = (1, 1, 1), None
+        self.allocated, self.taken = allocated, 0
+        self.grid = (1, 1, 1)
+        self.fault, self.stores = None, {}
+        self.unwritten = self.undefined = None
+        self.masked = True  # does the load or store that runs have a mask?
+        self.atomics = False  # has this launch had an atomic operation? Then a program can wait for another one.
 
     def start_launch(self, name):
+        self.atomics = False
+        for tensor in self.allocated[self.taken :]:
+            self.tensors.append(Watched(describe_shape(tensor), tensor, True))
+        self.taken = len(self.allocated)
         for tensor in self.tensors:
             if tensor.is_output:
                 tensor.writers.fill(0)
 
     def not_loaded(self):
         return [tensor.name for tensor in self.tensors if not tensor.is_output and not tensor.loaded]
+
+    def describe_load(self):
+        """Return words on the first load of what does not belong to the tensors, or of what nobody has written."""
+        if self.fault and self.fault[0] == "stray load":
+            _, tensor, _, sentence = self.fault
+            return sentence.replace("the tensor", tensor.name, 1)
+        return self.unwritten
 
     def program(self, builder):
         """Return the number of the program that runs, in the order in which the interpreter runs them."""
@@ -90,44 +224,82 @@ class Watch(contextlib.ExitStack):
         low, high = addresses.min(), addresses.max()
         return next((tensor for tensor in self.tensors if tensor.start <= low and high < tensor.end), None)
 
+    def mend(self, access):
+        """Return what to do about the mask of this load or store, with its line."""
+        if self.masked:
+            return f"the mask of the {access} in line {kernel_line()} is too wide"
+        return f"mask the {access} in line {kernel_line()}"
+
     def check_load(self, builder, addresses):
         if self.fault or not addresses.size:
             return
         tensor = self.find(addresses)
         if tensor is None:
-            self.check_bands(builder, addresses)
+            self.check_bands(builder, addresses, "loads", "load")
             return
         tensor.loaded = True
-        if tensor.is_output:
-            places = (addresses - tensor.start) // tensor.size
+        if not tensor.is_output:
+            return
+        places = (addresses - tensor.start) // tensor.size
+        if not self.unwritten and (tensor.bits[places] == tensor.unwritten).any():
+            self.unwritten = f"line {kernel_line()} reads elements of {tensor.name} that nobody has written"
+        if not self.atomics:
             writers, program = tensor.writers[places] - 1, self.program(builder)
             foreign = ((writers >= 0) & (writers // LANES != program)).nonzero()[0]
             if foreign.size:
                 other = self.name_program(writers[foreign[0]] // LANES)
                 found = f"{self.name_program(program)} loads what {other} stored in the same launch"
                 said = f"{found}; on a GPU that one may not have run yet: leave it to a second kernel"
-                self.fault = "race", tensor.name, int(places[foreign[0]]), said
+                self.fault = "race", tensor, int(places[foreign[0]]), said
 
-    def check_bands(self, builder, addresses):
+    def outside(self, addresses):
+        """Return the tensor whose bands some of the addresses lie in, and how far outside the nearest is; or None."""
         for tensor in self.tensors:
             band = BAND * tensor.size
             past = addresses[(addresses >= tensor.end) & (addresses < tensor.end + band)]
             before = addresses[(addresses < tensor.start) & (addresses >= tensor.start - band)]
             if past.size:
-                distance = f"{(past.min() - tensor.end) // tensor.size + 1} past the end"
-            elif before.size:
-                distance = f"{(tensor.start - before.max()) // tensor.size} before the start"
-            else:
-                continue
+                return tensor, f"{(past.min() - tensor.end) // tensor.size + 1} past the end"
+            if before.size:
+                return tensor, f"{(tensor.start - before.max()) // tensor.size} before the start"
+        return None
+
+    def check_bands(self, builder, addresses, does, access):
+        if found := self.outside(addresses):
+            tensor, distance = found
             program = self.name_program(self.program(builder))
-            said = f"{program} loads elements outside the tensor, the nearest {distance}: mask the load"
-            self.fault = "stray load", tensor.name, None, said
-            return
+            said = f"{program} {does} elements outside the tensor, the nearest {distance}: {self.mend(access)}"
+            self.fault = "stray load", tensor, None, said
+
+    def check_update(self, builder, addresses):
+        tensor = self.find(addresses)
+        if tensor is None:
+            self.check_bands(builder, addresses, "updates", "atomic operation")
+        elif tensor.is_output and not self.unwritten:
+            places = (addresses - tensor.start) // tensor.size
+            if (tensor.bits[places] == tensor.unwritten).any():
+                self.unwritten = (
+                    f"line {kernel_line()} adds to elements of {tensor.name} that nobody has written: zero it"
+                )
+
+    def unmasked(self, access):
+        """Return an interpreter's load or store without a mask, which calls the masked one."""
+
+        def unmasked_access(builder, *arguments):
+            self.masked = False
+            try:
+                return access(builder, *arguments)
+            finally:
+                self.masked = True
+
+        return unmasked_access
 
     def checked_load(self, load):
-        def masked_load(builder, pointers, mask, *rest):
+        def masked_load(builder, pointers, mask, other, *rest):
             self.check_load(builder, pointers.data[mask.data.astype(bool)].astype(np.int64))
-            return load(builder, pointers, mask, *rest)
+            if other is None and not self.undefined and not mask.data.all():
+                self.undefined = f"line {kernel_line()} loads without other, so what is masked off is undefined"
+            return load(builder, pointers, mask, other, *rest)
 
         return masked_load
 
@@ -135,8 +307,10 @@ class Watch(contextlib.ExitStack):
         def masked_store(builder, pointers, value, mask, *rest):
             lanes = np.flatnonzero(mask.data)
             addresses = pointers.data.reshape(-1)[lanes].astype(np.int64)
-            output = self.find(addresses) if lanes.size and not self.fault else None
-            if output is None or not output.is_output:
+            output = self.find(addresses) if lanes.size else None
+            if lanes.size and output is None and (found := self.outside(addresses)):
+                self.stores.setdefault(found[0].start, self.mend("store"))
+            if self.fault or self.atomics or output is None or not output.is_output:
                 return store(builder, pointers, value, mask, *rest)
             places = (addresses - output.start) // output.size
             wanted = value.data.reshape(-1)[lanes].view(output.bits.dtype)
@@ -150,18 +324,47 @@ class Watch(contextlib.ExitStack):
                 first = twice[0]
                 programs = {self.name_program((n - 1) // LANES) for n in (writers[first] or mine[first], mine[first])}
                 said = f"{' and '.join(sorted(programs))} stored it twice, with different values"
-                said += "; on a GPU either value can win: mask the store"
-                self.fault = "race", output.name, int(places[first]), said
+                said += f"; on a GPU either value can win: see the offsets and the mask in line {kernel_line()}"
+                self.fault = "race", output, int(places[first]), said
             output.writers[places] = mine
             return result
 
         return masked_store
 
+    def noted_exchange(self, exchange):
+        def atomic_cas(builder, *arguments):
+            self.atomics = True
+            return exchange(builder, *arguments)
+
+        return atomic_cas
+
+    def checked_update(self, update):
+        def atomic_rmw(builder, operation, pointers, value, mask, *rest):
+            self.atomics = True
+            addresses = pointers.data[mask.data.astype(bool)].astype(np.int64)
+            if addresses.size and not self.fault:
+                self.check_update(builder, addresses)
+            return update(builder, operation, pointers, value, mask, *rest)
+
+        return atomic_rmw
+
     def __enter__(self):
         load = without_other(InterpreterBuilder.create_masked_load)
-        store = InterpreterBuilder.create_masked_store
-        replaced = {"create_masked_load": self.checked_load(load), "create_masked_store": self.checked_store(store)}
+        replaced = {
+            "create_load": self.unmasked(InterpreterBuilder.create_load),
+            "create_store": self.unmasked(InterpreterBuilder.create_store),
+            "create_masked_load": self.checked_load(load),
+            "create_masked_store": self.checked_store(InterpreterBuilder.create_masked_store),
+            "create_atomic_cas": self.noted_exchange(InterpreterBuilder.create_atomic_cas),
+            "create_atomic_rmw": self.checked_update(InterpreterBuilder.create_atomic_rmw),
+        }
+        for name in ("binary_op", "unary_op", "create_fma", "create_clampf", "create_dot"):
+            replaced[name] = without_bfloat16(getattr(InterpreterBuilder, name))
+        replaced["cast_impl"] = rounding(InterpreterBuilder.cast_impl)
         self.enter_context(launches(self.start_launch))
         self.enter_context(mock.patch.multiple(InterpreterBuilder, **replaced))
+        self.enter_context(mock.patch.object(interpreter, "_implicit_cvt", with_floats(interpreter._implicit_cvt)))
         self.enter_context(mock.patch.object(ReduceOps, "sum", in_float16(ReduceOps.sum)))
+        for operation in (ReduceOps, ScanOps):
+            self.enter_context(mock.patch.object(operation, "apply_impl", without_bfloat16(operation.apply_impl)))
         return self

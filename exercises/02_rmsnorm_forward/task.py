@@ -39,6 +39,16 @@ def mean_over_the_tile(x, eps):
     return (x.square().sum(1) / triton.next_power_of_2(x.shape[1]) + eps).rsqrt()
 
 
+def with_y(change):
+    """Return a suspect: y = change(y, rstd, w)."""
+
+    def suspect(residual, branch, w, eps):
+        right = define(residual, branch, w, eps)
+        return {"y": change(right["y"], right["rstd"][:, None], w)}
+
+    return suspect
+
+
 def mean_subtracted(residual, branch, w, eps):
     x = residual + branch
     rstd = (x.var(1, correction=0) + eps).rsqrt()
@@ -63,6 +73,17 @@ TASK = Task(
         "the variance is taken, not the mean square": with_rstd(lambda x, eps: (x.var(1, correction=0) + eps).rsqrt()),
         "eps is added to rstd; it belongs under the root": with_rstd(lambda x, eps: x.square().mean(1).rsqrt() + eps),
         "the mean is subtracted: LayerNorm does that, RMSNorm does not": mean_subtracted,
+        "the sum of the squares is not divided by C": with_rstd(lambda x, eps: (x.square().sum(1) + eps).rsqrt()),
+        "rstd comes from the square of the sum: sum the squares": with_rstd(
+            lambda x, eps: (x.sum(1).square() / x.shape[1] + eps).rsqrt()
+        ),
+        "rstd comes from the mean of x, which can be negative: square x first": with_rstd(
+            lambda x, eps: (x.mean(1) + eps).rsqrt()
+        ),
+        "y is divided by rstd: multiply, since rstd is 1 divided by the root": with_y(lambda y, rstd, w: y / rstd**2),
+        "y is divided by w: multiply": with_y(lambda y, rstd, w: y / w**2),
+        "y is multiplied by 1 + w, as in Gemma's norm: this one multiplies by w": with_y(lambda y, rstd, w: y + y / w),
+        "y is multiplied by rstd twice": with_y(lambda y, rstd, w: y * rstd),
         "y is not multiplied by w": lambda residual, branch, w, eps: {
             "y": V1.rms_norm(residual + branch, torch.ones_like(w), eps)
         },
@@ -83,6 +104,17 @@ TASK = Task(
             says="LayerNorm",
         ),
         "root without the division": Mistake("tl.rsqrt(", "tl.sqrt(", "rstd", says="1 divided by it"),
+        "sum without the division": Mistake(
+            "tl.sum(x * x, 1) / C", "tl.sum(x * x, 1)", "rstd", says="not divided by C"
+        ),
+        "square of the sum": Mistake(
+            "tl.sum(x * x, 1) / C", "tl.sum(x, 1) * tl.sum(x, 1) / C", "rstd", says="sum the squares"
+        ),
+        "mean of x": Mistake("tl.sum(x * x, 1) / C", "tl.sum(x, 1) / C", "rstd", says="square x first"),
+        "divided by rstd": Mistake("x * rstd[:, None] * w", "x / rstd[:, None] * w", "y", says="divided by rstd"),
+        "divided by w": Mistake("rstd[:, None] * w[None, :]", "rstd[:, None] / w[None, :]", "y", says="divided by w"),
+        "one more than w": Mistake("* w[None, :]).to", "* (1 + w[None, :])).to", "y", says="1 + w"),
+        "rstd twice": Mistake("x * rstd[:, None] * w", "x * rstd[:, None] * rstd[:, None] * w", "y", says="rstd twice"),
         "epsilon forgotten": Mistake("/ C + eps", "/ C", "rstd", says="eps is missing"),
         "weight forgotten": Mistake(" * w[None, :]).to", ").to", "y", says="by w"),
         "variance instead of the mean square": Mistake(

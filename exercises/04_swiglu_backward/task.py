@@ -33,6 +33,29 @@ def wrong_sign(dy, x):
     return {"dgate": dy * up * gate.sigmoid() * (1 - gate * (1 - gate.sigmoid()))}
 
 
+def with_sigmoid_of_up(dy, x):
+    gate, up = x.chunk(2, dim=1)
+    sigmoid = up.sigmoid()
+    return {"dgate": dy * up * sigmoid * (1 + gate * (1 - sigmoid)), "dup": dy * gate * sigmoid}
+
+
+def rows_of_dy_far_apart(dy, x):
+    """Read rows of dy as if they lay 2F apart; past its end is NaN."""
+    rows, F = dy.shape
+    memory = torch.cat([dy.flatten(), dy.new_full((rows * F + F,), torch.nan)])
+    return define(torch.stack([memory[row * 2 * F :][:F] for row in range(rows)]), x)
+
+
+def with_slope(slope):
+    """Return a suspect: dgate = dy · up · slope(gate, σ(gate))."""
+
+    def suspect(dy, x):
+        gate, up = x.chunk(2, dim=1)
+        return {"dgate": dy * up * slope(gate, gate.sigmoid())}
+
+    return suspect
+
+
 def with_up(x, value):
     """Return x with `value` in place of up."""
     gate, up = x.chunk(2, dim=1)
@@ -60,6 +83,17 @@ TASK = Task(
         "dgate and dup are exchanged": exchanged,
         "dgate has σ(1 - σ), the slope of the sigmoid, where silu' is needed": sigmoid_slope,
         "the slope has the wrong sign: silu' is σ · (1 + gate · (1 - σ))": wrong_sign,
+        "σ(up) is taken in place of σ(gate)": with_sigmoid_of_up,
+        "rows of dy are read 2F apart; in memory they are F apart": rows_of_dy_far_apart,
+        "dup has silu'(gate): the derivative for up is silu(gate)": lambda dy, x: {
+            "dup": define(dy, with_up(x, 1))["dgate"]
+        },
+        "dgate has the factor gate where up belongs": lambda dy, x: {
+            "dgate": define(dy, with_up(x, 1))["dgate"] * x.chunk(2, 1)[0]
+        },
+        "the slope lacks its 1: silu' is σ · (1 + gate · (1 - σ))": with_slope(
+            lambda gate, sigmoid: sigmoid * gate * (1 - sigmoid)
+        ),
         "dgate: the factor up is missing": lambda dy, x: {"dgate": define(dy, with_up(x, 1))["dgate"]},
         "dgate: the factor dy is missing": lambda dy, x: {"dgate": define(torch.ones_like(dy), x)["dgate"]},
         "dup: the factor dy is missing": lambda dy, x: {"dup": define(torch.ones_like(dy), x)["dup"]},
@@ -80,6 +114,13 @@ TASK = Task(
         "wrong sign in the slope": Mistake(
             "(1 + gate * (1 - sigmoid))", "(1 - gate * (1 - sigmoid))", "dgate", says="sign"
         ),
+        "sigmoid of up": Mistake("tl.sigmoid(gate)", "tl.sigmoid(up)", "dgate", says="σ(up)"),
+        "dup with the slope": Mistake(
+            "(dy * gate * sigmoid).to(", "(dy * sigmoid * (1 + gate * (1 - sigmoid))).to(", "dup", says="dup has silu'"
+        ),
+        "dy read like x": Mistake("dy_ptr + row * F", "dy_ptr + row * 2 * F", "dgate", says="dy are read 2F apart"),
+        "gate in place of up": Mistake("dy * up * sigmoid", "dy * gate * sigmoid", "dgate", says="where up belongs"),
+        "slope without its 1": Mistake("(1 + gate *", "(gate *", "dgate", says="lacks its 1"),
         "dgate without up": Mistake("dy * up * sigmoid", "dy * sigmoid", "dgate", says="factor up"),
         "dgate without dy": Mistake("dy * up * sigmoid", "up * sigmoid", "dgate", says="factor dy"),
         "dup with the sigmoid alone": Mistake(

@@ -29,7 +29,9 @@ def not_inverted(dy, **rest):
     return {"dx": define(dy=dy, **rest | {"x": dy})["y"]}
 
 
-def rotate(x, dy, cos, sin, rotated_heads, entry=None, is_rotated=None, copied_cos=1.0, backward_cos=1):
+def rotate(
+    x, dy, cos, sin, rotated_heads, entry=None, is_rotated=None, copied_cos=1.0, backward_cos=1, same_sign=False
+):
     """Return y and dx of the kernel with one thing changed; past the end of cos and sin is NaN.
 
     entry(row, T, heads, HALF): the place in the tables of a row's first pair.
@@ -50,7 +52,7 @@ def rotate(x, dy, cos, sin, rotated_heads, entry=None, is_rotated=None, copied_c
 
     def turn(x, c, s):
         x1, x2 = x.chunk(2, dim=3)
-        return torch.cat([x1 * c - x2 * s, x2 * c + x1 * s], dim=3)
+        return torch.cat([x1 * c - x2 * s, x2 * c + (-x1 if same_sign else x1) * s], dim=3)
 
     return {"y": turn(x, c, s), "dx": turn(dy, backward_cos * c, -s)}
 
@@ -95,6 +97,11 @@ TASK = Task(
         "heads from rotated_heads on are zero: the cosine of the angle zero is 1": lambda **i: rotate(
             **i, copied_cos=0.0
         ),
+        "the second half is x2 · cos + x1 · sin: its sign is wrong": lambda **i: rotate(**i, same_sign=True),
+        "sin is loaded from the table of cos": lambda cos, sin, **rest: {"y": rotate(cos=cos, sin=cos, **rest)["y"]},
+        "cos and sin are exchanged": lambda cos, sin, **rest: {
+            "y": rotate(cos=sin, sin=cos, copied_cos=0.0, **rest)["y"]
+        },
         "y is rotated by the opposite angle": lambda sin, **rest: define(sin=-sin, **rest),
         "dx is rotated by the angle of the forward: sign has no effect": not_inverted,
         "sign belongs to sin only: the cosine of the opposite angle is the same": lambda **i: {
@@ -108,6 +115,8 @@ TASK = Task(
     mistakes={
         "backward rotates forwards": Mistake("other=0.0) * sign", "other=0.0)", "dx", says="sign has no effect"),
         "rotated the other way": Mistake("other=0.0) * sign", "other=0.0) * -sign", "y", says="opposite angle"),
+        "wrong sign in the second half": Mistake("x2 * cos + x1 * sin", "x2 * cos - x1 * sin", "y", says="its sign"),
+        "rows masked one too far": Mistake("(row < rows)", "(row <= rows)", "y", "stray", says="line 28 is too wide"),
         "sign on the cosine too": Mistake("other=1.0)", "other=1.0) * sign", "dx", says="sign belongs to sin only"),
         "all heads rotated": Mistake("mask & (head < rotated_heads)", "mask", "y", says="are rotated too"),
         "other heads zero": Mistake("mask=rotated, other=1.0", "mask=rotated, other=0.0", "y", says="are zero"),

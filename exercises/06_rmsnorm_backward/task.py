@@ -33,7 +33,9 @@ def storage(results, inputs):
     return {"dresidual": results["dresidual"], "dw": results["dw"], "partial_sums": results["dw"].expand(3, -1)}
 
 
-def with_dresidual(weighted=True, along=1.0, power=2, over_tile=False, past=1.0, mean_of_g=True, divided=True):
+def with_dresidual(
+    weighted=True, along=1.0, power=2, over_tile=False, past=1.0, mean_of_g=True, divided=True, outer=True, times_x=True
+):
     """Return a suspect: dresidual with one part changed."""
 
     def suspect(dy, dx, x, w, rstd):
@@ -42,7 +44,8 @@ def with_dresidual(weighted=True, along=1.0, power=2, over_tile=False, past=1.0,
         rstd = rstd[:, None]
         size = triton.next_power_of_2(x.shape[1]) if over_tile else x.shape[1]
         mean = ((g if mean_of_g else dy) * x).sum(1, keepdim=True) / (size if divided else 1)
-        return {"dresidual": past * dx + rstd * (g - along * x * rstd**power * mean)}
+        part = along * (x if times_x else 1) * rstd**power * mean
+        return {"dresidual": past * dx + (rstd if outer else 1) * (g - part)}
 
     return suspect
 
@@ -50,6 +53,21 @@ def with_dresidual(weighted=True, along=1.0, power=2, over_tile=False, past=1.0,
 def with_dw(terms):
     """Return a suspect: dw as the sum over rows of terms(dy, x, w, rstd)."""
     return lambda dy, dx, x, w, rstd: {"dw": terms(dy, x, w, rstd[:, None]).sum(0)}
+
+
+def sum_over_rows(dy, dx, x, w, rstd):
+    """Take the mean over the rows of a tile, in place of the columns."""
+    g, rstd = dy * w, rstd[:, None]
+    means = [(g * x)[first : first + ROWS].sum(0, keepdim=True).expand(ROWS, -1) for first in range(0, len(x), ROWS)]
+    mean = torch.cat(means)[: len(x)] / x.shape[1]
+    return {"dresidual": (0 if dx is None else dx) + rstd * (g - x * rstd**2 * mean)}
+
+
+def steps_of_programs(dy, x, w, rstd):
+    """Repeat the rows that a loop with steps of PROGRAMS rows visits more than once."""
+    terms = dy * x * rstd
+    firsts = [first for p in range(PROGRAMS) for first in range(p * ROWS, len(x), PROGRAMS)]
+    return torch.cat([terms[first : first + ROWS] for first in firsts])
 
 
 def last_tiles(dy, x, w, rstd):
@@ -88,6 +106,13 @@ TASK = Task(
         "dresidual: the sum over the row is not divided by C": with_dresidual(divided=False),
         "dresidual: the part along x is added; subtract it": with_dresidual(along=-1),
         "dresidual: the mean is that of dy · x; it is that of g · x": with_dresidual(mean_of_g=False),
+        "dresidual: the mean is over the rows of a tile; sum along axis 1": sum_over_rows,
+        "dresidual: the factor rstd before the brackets is missing": with_dresidual(outer=False),
+        "dresidual: the part along x lacks its factor x": with_dresidual(times_x=False),
+        "dw: rows count more than once: the loop steps by P · ROWS, not by P": with_dw(steps_of_programs),
+        "dw: dresidual takes the place of dy · rstd": lambda dy, dx, x, w, rstd: {
+            "dw": (with_dresidual()(dy, dx, x, w, rstd)["dresidual"] * x).sum(0)
+        },
         "dw: only each program's last tile counts; use +=": with_dw(last_tiles),
         "dw: the factor w does not belong there": with_dw(lambda dy, x, w, rstd: dy * x * rstd * w),
         "dw: the factor rstd is missing": with_dw(lambda dy, x, w, rstd: dy * x),
@@ -101,7 +126,10 @@ TASK = Task(
     wide=("rstd",),
     storage=storage,
     views=lambda outputs, inputs: {"dresidual": outputs["dresidual"], "dw": outputs["dw"]},
-    unwritten={"dw": "a row of partial_sums is missing. Program p stores row p, which begins p · C after dw_ptr"},
+    unwritten={
+        "dw": "a row of partial_sums is missing. Program p stores row p, which begins p · C after dw_ptr",
+        "dresidual": "program p starts at row p · ROWS and steps by P · ROWS",
+    },
     mistakes={
         "sum in place of the mean": Mistake("[:, None] / C", "[:, None]", "dresidual", says="divided by C"),
         "plus the part along x": Mistake("(g - x", "(g + x", "dresidual", says="subtract it"),
@@ -120,6 +148,27 @@ TASK = Task(
         ),
         "weight forgotten": Mistake("g = dy * w[None, :]", "g = dy", "dresidual", says="w is missing"),
         "rstd once": Mistake("rstd * rstd * tl.sum", "rstd * tl.sum", "dresidual", says="rstd²"),
+        "mean over the rows": Mistake(
+            "tl.sum(g * x, 1)[:, None]", "tl.sum(g * x, 0)[None, :]", "dresidual", says="sum along axis 1"
+        ),
+        "no rstd before the brackets": Mistake("rstd * (g - x", "(g - x", "dresidual", says="before the brackets"),
+        "no x in the part along x": Mistake("(g - x * (rstd", "(g - (rstd", "dresidual", says="lacks its factor x"),
+        "dresidual in dw": Mistake("dw += dy * x * rstd", "dw += dresidual * x", "dw", says="takes the place of"),
+        "step of P": Mistake(" tl.num_programs(0) * ROWS)", " tl.num_programs(0))", "dw", says="steps by P · ROWS"),
+        "start at p": Mistake(
+            "range(tl.program_id(0) * ROWS,", "range(tl.program_id(0),", "dresidual", "unwritten", says="row p · ROWS"
+        ),
+        "partial sums a tile apart": Mistake(
+            "dw_ptr + tl.program_id(0).to(tl.int64) * C",
+            "dw_ptr + tl.program_id(0).to(tl.int64) * BLOCK",
+            "dw",
+            "unwritten",
+            gpu_kind="value",
+            says="begins p · C",
+        ),  # fmt: skip
+        "dw in 16 bits": Mistake(
+            "dw += dy * x * rstd", "dw = (dw + dy * x * rstd).to(tl.float16).to(tl.float32)", "dw", says="16 bits"
+        ),
         "last rows only": Mistake("dw += dy * x * rstd", "dw = dy * x * rstd", "dw", says="last tile"),
         "dw with the weight": Mistake("dw += dy * x * rstd", "dw += g * x * rstd", "dw", says="factor w"),
         "dw without rstd": Mistake("dw += dy * x * rstd", "dw += dy * x", "dw", says="factor rstd"),

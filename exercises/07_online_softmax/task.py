@@ -16,19 +16,26 @@ def inputs(rows, C, scale=2.0, offset=0.5, first=0.0, second=0.0):
     return {"x": x}
 
 
-def tilewise(x, rescale=True, add=True, maximum=torch.maximum, keep=True, old_m=False):
+def tilewise(x, rescale=True, add=True, maximum=torch.maximum, keep=True, old_m=False, of_tile=False):
     """Compute the softmax tile by tile in float32, as the kernel does, with one part of it changed."""
     x = x.float()
     m = torch.full_like(x[:, :1], -math.inf)
     l = torch.zeros_like(m)
+    subtracted = torch.empty_like(x)
     for start in range(0, x.shape[1], BLOCK):
         tile = x[:, start : start + BLOCK]
         m_new = maximum(m, tile.amax(1, keepdim=True))
         old = l * (m - m_new).exp() if rescale else l
         l = (old if add else 0) + (tile - (m if old_m else m_new)).exp().sum(1, keepdim=True)
+        subtracted[:, start : start + BLOCK] = tile.amax(1, keepdim=True)
         if keep:
             m = m_new
-    return {"y": ((x - m).exp() / l).double()}
+    return {"y": ((x - (subtracted if of_tile else m)).exp() / l).double()}
+
+
+def from_zero(x):
+    """Start m at zero: where a row is far below, every exponential is 0 in float32."""
+    return {"y": x.softmax(1).where(x.amax(1, keepdim=True) > -104, math.nan)}
 
 
 TASK = Task(
@@ -43,6 +50,11 @@ TASK = Task(
     inputs=inputs,
     define=lambda x: {"y": x.softmax(1)},
     suspects={
+        "m does not begin at -inf: all elements are far below it, and l is 0": from_zero,
+        "y subtracts the maximum of its own tile: l is relative to m, so subtract m": lambda x: tilewise(
+            x, of_tile=True
+        ),
+        "y is the logarithm of the softmax: take exp, and divide by l": lambda x: {"y": x.log_softmax(1)},
         "l is not rescaled when m rises: multiply it by exp(m - m_new)": lambda x: tilewise(x, rescale=False),
         "l holds the last tile only": lambda x: tilewise(x, add=False),
         "m is the maximum of the last tile, not of all: exp overflows": lambda x: tilewise(
@@ -89,7 +101,21 @@ TASK = Task(
         "maximum forgotten in y": Mistake("tl.exp(x - m) / l", "tl.exp(x) / l", "y", says="subtract m here"),
         "not divided": Mistake("tl.exp(x - m) / l", "tl.exp(x - m)", "y", says="not divided by l"),
         "powers of two": Mistake("tl.exp(", "tl.exp2(", "y", count=3, says="exp2"),
-        "m begins at -1000": Mistake('tl.full([1], -float("inf")', "tl.full([1], -1000.0", "y"),
+        "m begins at -1000": Mistake(
+            'tl.full([1], -float("inf")', "tl.full([1], -1000.0", "y", says="does not begin at -inf"
+        ),
+        "m begins at zero": Mistake(
+            'tl.full([1], -float("inf")', "tl.full([1], 0.0", "y", says="does not begin at -inf"
+        ),
+        "new sum rescaled too": Mistake(
+            "l * tl.exp(m - m_new) + tl.sum(tl.exp(x - m_new), 0)",
+            "(l + tl.sum(tl.exp(x - m_new), 0)) * tl.exp(m - m_new)",
+            "y",
+        ),
+        "maximum of the tile in y": Mistake(
+            "tl.exp(x - m) / l", "tl.exp(x - tl.max(x, 0)) / l", "y", says="its own tile"
+        ),
+        "logarithm": Mistake("tl.exp(x - m) / l", "x - m - tl.log(l)", "y", says="is the logarithm"),
         "second load not masked": Mistake(
             'mask=column < C, other=-float("inf")).to(tl.float32)\n        y',
             "mask=column >= 0).to(tl.float32)\n        y",

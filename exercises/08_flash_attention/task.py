@@ -25,6 +25,12 @@ def not_divided(q, k, v):
     return {"o": (scores - scores.amax(1, keepdim=True)).exp() @ v}
 
 
+def divided_twice(q, k, v):
+    scores = q @ k.T / math.sqrt(q.shape[1])
+    l = (scores - scores.amax(1, keepdim=True)).exp().sum(1, keepdim=True)
+    return {"o": define(q, k, v)["o"] / l}
+
+
 def not_transposed(q, k, v):
     """Take each tile of keys for its transpose, which is possible because D is BLOCK_K."""
     if q.shape[1] != BLOCK_K:
@@ -33,7 +39,9 @@ def not_transposed(q, k, v):
     return define(q, tiles.transpose(1, 2).flatten(0, 1), v)
 
 
-def tilewise(q, k, v, rescale_o=1, rescale_l=1, keep_o=1, unscaled=False, divide=False, twice=False):
+def tilewise(
+    q, k, v, rescale_o=1, rescale_l=1, keep_o=1, unscaled=False, divide=False, twice=False, keep_m=True, reverse=False
+):
     """Compute o in a loop over tiles of keys, with one step changed."""
     m = torch.full_like(q[:, :1], -math.inf)
     l = torch.zeros_like(m)
@@ -43,10 +51,11 @@ def tilewise(q, k, v, rescale_o=1, rescale_l=1, keep_o=1, unscaled=False, divide
         m_new = torch.maximum(m, scores.amax(1, keepdim=True))
         P = (scores - m_new).exp()
         scale = math.sqrt(q.shape[1]) * math.log(2) if unscaled else 1.0  # exp2 of unscaled maxima
-        alpha = (scale * (m - m_new)).exp()
+        alpha = (scale * (m_new - m if reverse else m - m_new)).exp()
         o = keep_o * o * (alpha if rescale_o else 1) + P @ v[start : start + BLOCK_K] + (o if twice else 0)
         l = l * (alpha if rescale_l else 1) + P.sum(1, keepdim=True)
-        m = m_new
+        if keep_m:
+            m = m_new
         if divide:
             o = o / l
     return {"o": o if divide else o / l}
@@ -86,6 +95,17 @@ TASK = Task(
             q, k, v, math.log2(math.e) / math.sqrt(q.shape[1])
         ),
         "k is loaded from q": lambda q, k, v: define(q, q, v),
+        "v is loaded from k": lambda q, k, v: define(q, k, k),
+        "m stays -inf, so alpha is 0 and only the last tile of keys counts: keep m_new": lambda **i: tilewise(
+            **i, keep_m=False
+        ),
+        "alpha is infinite at first: it is exp2((m - m_new) · scale), not the other way round": lambda **i: tilewise(
+            **i, reverse=True
+        ),
+        "o is divided by l twice": divided_twice,
+        "scale is missing: P is exp2(S · scale - m_new · scale)": lambda q, k, v: define(
+            q, k, v, math.log(2) * math.sqrt(q.shape[1])
+        ),
         "o is not divided by the row sum l": not_divided,
         "the exponentials have base e, and scale is for base 2": lambda q, k, v: define(q, k, v, math.log2(math.e)),
         "the exponentials have base 2, and log2(e) is missing from scale": lambda q, k, v: define(q, k, v, math.log(2)),
@@ -98,6 +118,19 @@ TASK = Task(
         "sum not rescaled": Mistake("l * alpha + ", "l + ", "o", says="l is not rescaled"),
         "scale to the wrong base": Mistake("math.log2(math.e) / math.", "1 / math.", "o", says="log2(e) is missing"),
         "scores not scaled": Mistake("log2(math.e) / math.sqrt(D)", "log2(math.e)", "o", says="1 / sqrt(D) is missing"),
+        "no scale": Mistake(
+            "tl.exp2(S * scale - (m_new * scale)[:, None])\n        alpha = tl.exp2((m - m_new) * scale)",
+            "tl.exp2(S - m_new[:, None])\n        alpha = tl.exp2(m - m_new)",
+            "o",
+            says="scale is missing",
+        ),
+        "no scale in P": Mistake(
+            "tl.exp2(S * scale - (m_new * scale)[:, None])", "tl.exp2(S - m_new[:, None])", "o", says="scale is missing"
+        ),
+        "alpha the wrong way round": Mistake("((m - m_new) *", "((m_new - m) *", "o", says="the other way round"),
+        "keys instead of values": Mistake("load_tile(v_ptr", "load_tile(k_ptr", "o", says="v is loaded from k"),
+        "divided twice": Mistake("o / l[:, None]", "o / l[:, None] / l[:, None]", "o", says="by l twice"),
+        "m not kept": Mistake("m, l = m_new, l * alpha", "l = l * alpha", "o", says="m stays -inf"),
         "alpha without scale": Mistake("tl.exp2((m - m_new) * scale)", "tl.exp2(m - m_new)", "o", says="alpha lacks"),
         "exp for exp2": Mistake("tl.exp2(", "tl.exp(", "o", count=2, says="base e"),
         "not divided by the sum": Mistake("o / l[:, None]", "o", "o", says="not divided"),

@@ -53,6 +53,8 @@ def swiglu_backward(dy, x):
 
 
 class SwiGLUFunction(torch.autograd.Function):
+    """Compute silu(gate) · up [rows, F] from x [rows, 2F]; nobody calls it yet."""
+
     @staticmethod
     def forward(ctx, x):
         ctx.save_for_backward(x)

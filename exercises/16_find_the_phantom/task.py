@@ -36,14 +36,6 @@ def define(x, gate_up, down, dy, grads):
     return {"found": found, "y": y.detach(), "ddown": ddown, "dgate_up": dgate_up, "dx": dx}
 
 
-def flat_dy(x, gate_up, down, dy, grads):
-    """Read the gradient that reaches the kernel, a transposed matrix, as if its rows lay in memory."""
-    h = (x @ gate_up.T).detach().requires_grad_()
-    flat = (down.T @ dy.T).reshape(len(x), -1)
-    (dh,) = torch.autograd.grad(load_version(1).swiglu(*h.chunk(2, dim=1)), h, flat)
-    return {"dgate_up": dh.T @ x, "dx": dh @ gate_up}
-
-
 TASK = Task(
     cases={
         "one tile": {"rows": 4, "C": 8, "F": 32, "N": 8},
@@ -54,7 +46,6 @@ TASK = Task(
     direct=False,  # autograd makes the tensors that the kernels write
     launches=("swiglu_forward_kernel", "swiglu_backward_kernel"),
     define=define,
-    suspects={"dy is not contiguous, and the kernel read it as if it were: dy.contiguous()": flat_dy},
     names={
         "found": "gradient",
         "y": "row column",
@@ -75,27 +66,26 @@ TASK = Task(
             "all negative",
         )
     },
-    unwritten={"dgate_up": "no gradient reached it. Does swiglu call the Function, and does backward return one?"},
+    unwritten={"dgate_up": "no gradient reached it. Does swiglu call the Function, and through apply?"},
+    crashes={
+        "SwiGLUFunction": "call it through .apply",
+        "save_for_backward": "forward needs a context: call it through .apply",
+        "'NoneType'": "the gradient of a tensor can be None: ask for None first",
+        "ambiguous": "all() makes one bool of a tensor",
+    },
     mistakes={
         "the phantom": Mistake(
             "    apply = SwiGLUFunction.apply\n", "", "dgate_up", "unwritten", says="no gradient reached it"
         ),
-        "a detour around the gradient": Mistake("swiglu_backward(dy.contiguous(), x)", "None", "dgate_up", "unwritten"),
-        "gradient of the forward": Mistake(
-            "return swiglu_backward(dy.contiguous(), x)", "return torch.cat([swiglu_forward(x)] * 2, 1)", "dgate_up"
+        "the Function made, not applied": Mistake(
+            "apply = SwiGLUFunction.apply", "apply = SwiGLUFunction", None, "crash", says="call it through .apply"
         ),
-        "dy ignored": Mistake(
-            "return swiglu_backward(dy.contiguous(), x)",
-            "return swiglu_backward(torch.ones_like(dy, memory_format=torch.contiguous_format), x)",
-            "dgate_up",
-        ),
-        "dy as it comes": Mistake("dy.contiguous()", "dy", "dgate_up", says="dy is not contiguous"),
-        "x kept by the class": Mistake(
-            "ctx.save_for_backward(x)\n        return swiglu_forward(x)\n\n    @staticmethod\n"
-            "    def backward(ctx, dy):\n        (x,) = ctx.saved_tensors\n",
-            "SwiGLUFunction.x = x\n        return swiglu_forward(x)\n\n    @staticmethod\n"
-            "    def backward(ctx, dy):\n        x = SwiGLUFunction.x\n",
-            "dgate_up",
+        "forward called": Mistake(
+            "apply = SwiGLUFunction.apply",
+            "apply = lambda x: SwiGLUFunction.forward(None, x)",
+            None,
+            "crash",
+            says="call it through .apply",
         ),
         "PyTorch's layer": Mistake(
             "    apply = SwiGLUFunction.apply\n",
@@ -114,7 +104,8 @@ TASK = Task(
         "tiny gradients count as zero": Mistake(
             "bool(grad.count_nonzero())", "bool(grad.abs().max() > 1e-5)", "found", says="a tiny one gives False"
         ),
-        "None forgotten": Mistake("grad is not None and ", "", None, "crash"),
+        "None forgotten": Mistake("grad is not None and ", "", None, "crash", says="ask for None first"),
+        "a tensor returned": Mistake("bool(grad.isfinite().all())", "grad.isfinite()", None, "crash", says="one bool"),
         "zeros count as trained": Mistake(" and bool(grad.count_nonzero())", "", "found", says="all zeros gives True"),
         "the sum must differ from zero": Mistake(
             "bool(grad.count_nonzero())", "bool(grad.sum())", "found", says="a sum of zero gives False"

@@ -20,6 +20,31 @@ def sums_doubled(x, w):
     return {"y": y}
 
 
+def x_transposed(x, w):
+    """Read x as [K, M]: element (m, k) at m + k · M."""
+    return {"y": x.reshape(x.shape[1], x.shape[0]).T @ w.T}
+
+
+def rounded(x, w, every_sum):
+    """Round the sum to float16 in every step, or else what each step adds."""
+    y = 0
+    for k in range(0, x.shape[1], STEP):
+        product = x[:, k : k + STEP] @ w[:, k : k + STEP].T
+        y = (y + product).half().double() if every_sum else y + product.half().double()
+    return {"y": y}
+
+
+def inputs(M, N, K, cancel=False):
+    """Return x and w; cancel: the second half of K takes away nearly all that the first half adds."""
+    x = random(M, K, seed=1, scale=1.3, offset=0.4)
+    w = random(N, K, seed=2, scale=0.7, offset=0.2)
+    if cancel:
+        x[:, K // 2 :] = -x[:, : K // 2]
+        w[:, K // 2 :] = w[:, : K // 2]
+        x[:, -STEP:] += random(M, STEP, seed=3, scale=0.02)
+    return {"x": x, "w": w}
+
+
 def steps_of_one(x, w):
     """Take a tile at every k: column k is in up to STEP of them."""
     times = (torch.arange(x.shape[1], device=x.device) + 1).clamp(max=STEP)
@@ -32,12 +57,10 @@ TASK = Task(
         "two steps along K": {"M": 16, "N": 32, "K": 32},
         "ragged K": {"M": 16, "N": 32, "K": 37},
         "ragged rows and columns": {"M": 19, "N": 41, "K": 16},
+        "halves of K that nearly cancel": {"M": 16, "N": 32, "K": 128, "cancel": True},
         "many programs": {"M": 50, "N": 70, "K": 118},
     },
-    inputs=lambda M, N, K: {
-        "x": random(M, K, seed=1, scale=1.3, offset=0.4),
-        "w": random(N, K, seed=2, scale=0.7, offset=0.2),
-    },
+    inputs=inputs,
     define=lambda x, w: {"y": x @ w.T},
     suspects={
         "y is zero: tl.dot returns the new sums, assign them": lambda x, w: {"y": x @ w.T * 0},
@@ -47,10 +70,19 @@ TASK = Task(
         "only the first tile of K is in y: the loop ends too early": lambda x, w: {"y": x[:, :STEP] @ w[:, :STEP].T},
         "every step reads the first tile of K: the offsets do not contain start": first_tile_again,
         "sums is counted twice: tl.dot adds to its third argument, so use = and not +=": sums_doubled,
+        "x is read as [K, M]: element (m, k) is at m · K + k": x_transposed,
+        "the last columns of K, which fill no whole tile, are missing": lambda x, w: {
+            "y": x[:, : x.shape[1] // STEP * STEP] @ w[:, : x.shape[1] // STEP * STEP].T
+        },
+        "sums has 16 bits: make it float32, and leave it so": lambda x, w: rounded(x, w, True),
+        "the product of two tiles is rounded to 16 bits before it is added: keep it in float32": lambda x, w: rounded(
+            x, w, False
+        ),
         "tiles overlap: the loop steps by 1, not by BLOCK_K": steps_of_one,
         "w is read as [K, N]: y = x w instead of x wᵀ": lambda x, w: {"y": x @ w.reshape(w.shape[1], w.shape[0])},
     },
     names={"y": "row column"},
+    unwritten={"y": "element (r, c) is at r · N + c, the mask compares with M and N, and the grid has two axes"},
     owner=lambda module, name, index, inputs: (index[0] // module.BLOCK_M, index[1] // module.BLOCK_N),
     mistakes={
         "sums starts again": Mistake("tl.trans(w), sums,", "tl.trans(w),", "y", says="starts again"),
@@ -65,10 +97,41 @@ TASK = Task(
             "y",
             says="x w instead",
         ),
-        "K not masked": Mistake("(row[:, None] < M) & (k[None, :] < K)", "(row[:, None] < M)", "y"),
+        "K not masked": Mistake("(row[:, None] < M) & (k[None, :] < K)", "(row[:, None] < M)", "y", says="too wide"),
         "rows of x not masked": Mistake("(row[:, None] < M) & (k[", "(row[:, None] >= 0) & (k[", "x", "stray load"),
         "rows of w not masked": Mistake("(column[:, None] < N) & (k", "(column[:, None] >= 0) & (k", "w", "stray load"),
         "stride of the tile": Mistake("x_ptr + row[:, None] * K", "x_ptr + row[:, None] * BLOCK_K", "y"),
+        "strides of x exchanged": Mistake(
+            "x_ptr + row[:, None] * K + k[None, :]", "x_ptr + row[:, None] + k[None, :] * M", "y", says="as [K, M]"
+        ),
+        "whole tiles of K only": Mistake(
+            "(0, K, BLOCK_K)", "(0, K // BLOCK_K * BLOCK_K, BLOCK_K)", "y", says="no whole tile"
+        ),
+        "rows of y K apart": Mistake(
+            "y_ptr + row[:, None] * N", "y_ptr + row[:, None] * K", "y", "unwritten", says="r · N + c"
+        ),
+        "columns of y masked with K": Mistake(
+            "M) & (column[None, :] < N)\n", "M) & (column[None, :] < K)\n", "y", "unwritten", says="with M and N"
+        ),
+        "and instead of &": Mistake("M) & (column", "M) and (column", None, "precedence", says="use &"),
+        "a sum in the inputs' dtype": Mistake(
+            "sums = tl.dot(x, tl.trans(w), sums, input_precision=PRECISION)",
+            "sums = (sums + tl.dot(x, tl.trans(w), input_precision=PRECISION)).to(x.dtype).to(tl.float32)",
+            "y",
+            says="sums has 16 bits",
+        ),
+        "products rounded": Mistake(
+            "sums = tl.dot(x, tl.trans(w), sums, input_precision=PRECISION)",
+            "sums += tl.dot(x, tl.trans(w), input_precision=PRECISION).to(x.dtype)",
+            "y",
+            says="16 bits",
+        ),
+        "products in float16": Mistake(
+            "sums = tl.dot(x, tl.trans(w), sums, input_precision=PRECISION)",
+            "sums += tl.dot(x, tl.trans(w), input_precision=PRECISION, out_dtype=x.dtype)",
+            "y",
+            says="16 bits",
+        ),
         "sums in 16 bits": Mistake(
             "sums = tl.dot(x, tl.trans(w), sums, input_precision=PRECISION)",
             "sums = (tl.dot(x, tl.trans(w), input_precision=PRECISION) + sums).to(tl.float16).to(tl.float32)",

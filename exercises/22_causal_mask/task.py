@@ -83,6 +83,9 @@ TASK = Task(
         "a token does not see itself: row 0 has no key, 0 / 0": attend(lambda query, key: query > key),
         "output t depends on token t + 1: it sees the future": attend(lambda query, key: query + 1 >= key),
         "nothing is masked: a token sees all keys of its tile": attend(lambda query, key: key >= 0),
+        "the position of a query is first + row, not its row in the tile": attend(
+            lambda query, key: query % BLOCK_Q >= key
+        ),
         "the comparison is the wrong way round: a token sees the future, not the past": wrong_way_round,
         "the mask compares with the place in the tile: the position of a key is start + key": attend(
             lambda query, key: query >= key % BLOCK_K
@@ -108,6 +111,14 @@ TASK = Task(
             'tl.where(query[:, None] >= start + key[None, :], S, -float("inf"))', "S", "o", says="nothing is masked"
         ),
         "reversed": Mistake("None] >= start", "None] <= start", "o", says="wrong way round"),
+        "and between tiles": Mistake(
+            "query[:, None] >= start + key[None, :], S",
+            "(query[:, None] >= start + key[None, :]) and (start + key[None, :] < T), S",
+            None,
+            "precedence",
+            says="use &",
+        ),
+        "row of the query in its tile": Mistake("(query[:", "((query - first)[:", "o", says="first + row"),
         "place in the tile": Mistake(">= start + key", ">= key", "o", says="start + key"),
         "masked scores are zero": Mistake('S, -float("inf"))', "S, 0.0)", "o", says="not -inf"),
         "masked scores by a product": Mistake(

@@ -2,6 +2,7 @@
 
     x = between_bands(x)                    # a copy between guard bands: a load outside it gives NaN
     with GuardedMemory(), launches() as names:
+        x = x.contiguous()                  # between guard bands, whichever operation allocates
         y = torch.empty_like(x)             # between guard bands too, and marked as never written
         kernel[grid](x, y)
     stray_store(x), stray_store(y)          # None, or words on what was written beside a tensor
@@ -12,12 +13,13 @@ arithmetic gives. The bands of two tensors differ, so a value from beside one te
 """
 
 import contextlib
-import functools
 import itertools
 import math
 from unittest import mock
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
 from triton.runtime.interpreter import InterpretedFunction
 from triton.runtime.jit import KernelInterface
 
@@ -28,7 +30,7 @@ INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 # Bytes of an element -> bits of a NaN (2: in float16 and in bfloat16). fp8 has one NaN, which is every mark.
 OUTSIDE = {2: 0x7FC1, 4: 0x7FC00B01, 8: 0x7FF8000000000B01}  # in the first band; one more in the next
 UNWRITTEN = {2: 0x7FFE, 4: 0x7FC0BEEF, 8: 0x7FF800000000BEEF}
-ALLOCATORS = {name: getattr(torch, name) for name in ("empty", "empty_like", "zeros", "zeros_like")}
+LEAVE_UNWRITTEN = ("empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided")
 LAYOUTS = ("contiguous", "shifted", "padded", "reversed", "every second", "expanded")
 
 
@@ -66,7 +68,7 @@ def extent(shape, strides):
 
 def outside(shape, strides, dtype, device, start=BAND):
     """Return a tensor in new memory between guard bands; all of it is marked as OUTSIDE."""
-    memory = ALLOCATORS["empty"](start + extent(shape, strides) + BAND, dtype=dtype, device=device)
+    memory = torch.empty(start + extent(shape, strides) + BAND, dtype=dtype, device=device)
     bits(memory).fill_(mark(memory, OUTSIDE, next(NUMBERS)))
     return memory.as_strided(shape, strides, start)
 
@@ -80,24 +82,52 @@ def between_bands(tensor, layout="contiguous"):
     return view
 
 
-class GuardedMemory(contextlib.ExitStack):
-    """While entered, torch.empty and its kin give `tensors` that are never written (or zeros) between guard bands."""
+class GuardedMemory(TorchDispatchMode):
+    """While entered, what PyTorch allocates in this thread, or in a backward of it, lies between guard bands.
 
-    def __enter__(self):
+    tensors: all of them, in order; what torch.empty and its kin allocate is marked as never written.
+    """
+
+    def __init__(self):
+        super().__init__()
         self.tensors = []
-        stubs = {name: functools.partial(self.allocate, name) for name in ALLOCATORS}
-        self.enter_context(mock.patch.multiple(torch, **stubs))
-        return self
 
-    def allocate(self, name, *args, device=None, **options):
-        if options.get("pin_memory") or str(device) == "meta":
-            return ALLOCATORS[name](*args, device=device, **options)
-        like = ALLOCATORS[name](*args, device="meta", **options)  # shape and strides alone
-        device = device or (args[0].device if "like" in name else None)
-        view = outside(like.shape, like.stride(), like.dtype, device)
-        bits(view).fill_(0 if "zeros" in name else mark(view, UNWRITTEN))
-        self.tensors.append(view.detach())  # whose memory stays, whatever becomes of the other
-        return view
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        known = set()
+        for kind in (torch.Tensor, torch.UntypedStorage):
+            tree_map_only(kind, lambda value: known.add(address(value)), (args, kwargs))
+        results = operation(*args, **(kwargs or {}))
+        unwritten = operation.overloadpacket.__name__ in LEAVE_UNWRITTEN
+
+        def guard(tensor):
+            if address(tensor) in known or not has_marks(tensor):
+                return tensor
+            view = outside(tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
+            if unwritten:
+                bits(view).fill_(mark(view, UNWRITTEN))
+            else:
+                view.copy_(tensor)
+            self.tensors.append(view.detach())  # whose memory stays, whatever becomes of the other
+            return view
+
+        return tree_map_only(torch.Tensor, guard, results)
+
+
+def address(value):
+    """Return where a storage, or a tensor's, begins; None if it has no memory of its own, such as a meta tensor's."""
+    if isinstance(value, torch.UntypedStorage):
+        return value.data_ptr()
+    plain = value.layout == torch.strided and value.device.type != "meta"
+    return value.untyped_storage().data_ptr() if plain else None
+
+
+def has_marks(tensor):
+    """Return True for a tensor in memory whose elements can be marked, and that no other device reads.
+
+    Not for an empty vector: Triton's interpreter makes several for each argument of a launch.
+    """
+    plain = tensor.layout == torch.strided and tensor.device.type != "meta" and type(tensor) is torch.Tensor
+    return plain and tensor.shape != (0,) and tensor.element_size() in INTEGERS and not tensor.is_pinned()
 
 
 def never_written(tensor):

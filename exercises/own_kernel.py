@@ -1,0 +1,571 @@
+"""Check a kernel of your own against PyTorch's function. check.py calls this in a process of its own.
+
+    python own_kernel.py JOBS VERDICTS [PIPE]  # as grading.py; a job is [folder, "check" or "time"]
+
+The folder has a task.py like the one in own_kernel_template, which check.py new copies. What the function and its
+backward allocate lies between guard bands, copies of the inputs included.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import importlib
+import itertools
+import pathlib
+import sys
+from collections.abc import Callable
+from unittest import mock
+
+import torch
+import triton
+from triton.runtime.autotuner import Autotuner
+from triton.runtime.interpreter import InterpretedFunction
+from triton.runtime.jit import KernelInterface
+
+import grading
+from common.measuring.guarded_memory import GuardedMemory, address, between_bands, bits, launches
+from judge import Judge, Wrong, check_bands
+from strict_interpreter import Unsupported, Watch, describe_shape, supply_libdevice
+
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+OF_INPUTS = ("padded", "reversed", "every second")  # layouts that a caller's tensors may have
+OF_GRADIENTS = ("expanded", "reversed", "every second")  # layouts in which autograd hands on a gradient
+CASES_WITH_LAYOUTS = 2  # the first ones, which are small
+
+
+@dataclasses.dataclass(frozen=True)
+class OwnTask:
+    """Hold what a task.py says: its names in small letters.
+
+    function: takes the inputs in their order, as reference does, and launches kernels. path: of its file.
+    cases: sizes, arguments of inputs. gradients: the inputs that are differentiated; None: all of floating point.
+    tolerance: relative error that is allowed in addition to twice PyTorch's.
+    contiguous: every caller's inputs are; gradients may lie in memory as they like all the same.
+    timed: sizes for --time.
+    """
+
+    function: Callable
+    path: pathlib.Path
+    cases: list[dict]
+    inputs: Callable
+    reference: Callable
+    gradients: tuple[str, ...] | None = None
+    dtypes: tuple[torch.dtype, ...] = DTYPES
+    tolerance: float = 1e-6
+    contiguous: bool = False
+    timed: dict | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Way:
+    """Hold one way to call the function.
+
+    layout: of the tensor `of`, an input or "gradients". leaf: the only input that needs a gradient; None: all.
+    again: another call runs before the backward.
+    """
+
+    of: str | None = None
+    layout: str = "contiguous"
+    leaf: str | None = None
+    again: bool = False
+
+    def words(self):
+        if self.of:
+            return f", {self.of} {self.layout}"
+        if self.leaf:
+            return f", {self.leaf} alone"
+        return ", two calls" if self.again else ""
+
+
+# ---------------------------------------------------------------- task.py
+
+
+def load_function(folder, text):
+    """Return the function that "file.py:function" names, and its file; a file of a package is imported as its part."""
+    file, _, name = text.rpartition(":")
+    path = (folder / file).resolve()
+    if not file or not path.is_file():
+        raise Wrong("task", None, f"FUNCTION is {text!r}, which names no file: write 'file.py:function'")
+    top = path.parent
+    while (top / "__init__.py").is_file():
+        top = top.parent
+    sys.path.insert(0, str(top))
+    if top == path.parent:
+        module = grading.load_module(path, f"{folder.name}_{path.stem}")
+    else:
+        module = importlib.import_module(".".join(path.relative_to(top).with_suffix("").parts))
+    function = module
+    for part in name.split("."):
+        function = getattr(function, part, None)
+    if isinstance(function, KernelInterface | InterpretedFunction):
+        kind = f"{name} is a @triton.jit function, which gets pointers and a grid"
+        raise Wrong("task", None, f"{kind}: name the Python function that allocates its results and launches it")
+    if isinstance(function, type) and issubclass(function, torch.autograd.Function):
+        function = function.apply
+    if not callable(function):
+        raise Wrong("task", None, f"{path.name} has no function {name!r}: correct FUNCTION in task.py")
+    return function, path
+
+
+def load_own_task(folder):
+    sys.path.insert(0, str(folder))
+    module = grading.load_module(folder / "task.py", f"task_{folder.name}")
+    given = {name.lower(): value for name, value in vars(module).items()}
+    missing = [name for name in ("FUNCTION", "CASES", "inputs", "reference") if name.lower() not in given]
+    if missing:
+        raise Wrong("task", None, f"task.py does not define {', '.join(missing)}: compare it with a new one")
+    function, path = load_function(folder, given["function"])
+    names = {field.name for field in dataclasses.fields(OwnTask)} & set(given)
+    return OwnTask(**{name: given[name] for name in names} | {"function": function, "path": path})
+
+
+def draw(task, sizes):
+    """Return the same inputs in every call."""
+    torch.manual_seed(0)
+    return task.inputs(**sizes)
+
+
+# ---------------------------------------------------------------- one call
+
+
+def tensors_of(values):
+    return {name: value for name, value in values.items() if isinstance(value, torch.Tensor)}
+
+
+def gradients_of(task, inputs):
+    """Return the names of the inputs that are differentiated."""
+    if task.gradients is None:
+        return [name for name, value in tensors_of(inputs).items() if value.is_floating_point()]
+    unknown = [name for name in task.gradients if name not in inputs]
+    if unknown:
+        raise Wrong("task", None, f"GRADIENTS names {', '.join(unknown)}, which inputs() does not return")
+    return list(task.gradients)
+
+
+def named(results):
+    """Return {"y": the only result}, or {"y0": the first of several, ...}."""
+    if isinstance(results, torch.Tensor):
+        return {"y": results}
+    return {f"y{i}": result for i, result in enumerate(results)}
+
+
+def differentiate(results, inputs, leaves, cotangents):
+    """Return {"dx": gradient or None} for the leaves."""
+    if not leaves or not cotangents:
+        return {}
+    used = [results[name] for name in cotangents]
+    wanted = [inputs[name] for name in leaves]
+    gradients = torch.autograd.grad(used, wanted, list(cotangents.values()), allow_unused=True)
+    return {f"d{name}": gradient for name, gradient in zip(leaves, gradients, strict=True)}
+
+
+def with_leaves(inputs, leaves):
+    """Return the inputs, detached, of which the leaves need a gradient."""
+    fresh = {name: value.detach() if isinstance(value, torch.Tensor) else value for name, value in inputs.items()}
+    for name in leaves:
+        fresh[name].requires_grad_()
+    return fresh
+
+
+def defined(task, inputs, leaves, cotangents):
+    """Return {name: tensor} of the reference's results and gradients."""
+    inputs = with_leaves(inputs, leaves)
+    results = named(task.reference(*inputs.values()))
+    gradients = differentiate(results, inputs, leaves, cotangents)
+    if missing := [name for name, gradient in gradients.items() if gradient is None]:
+        raise Wrong("task", None, f"the reference has no gradient {', '.join(missing)}: correct GRADIENTS in task.py")
+    return {name: value.detach() for name, value in (results | gradients).items()}
+
+
+def draw_cotangents(task, inputs, leaves, layout):
+    """Return a random gradient between guard bands for each result that has one: {"y": tensor}."""
+    inputs = with_leaves(inputs, leaves)
+    results = named(task.reference(*inputs.values()))
+    found = {}
+    for seed, (name, result) in enumerate(results.items(), 100):
+        if result.requires_grad:
+            drawn = grading.random(*result.shape, seed=seed, scale=0.8, offset=0.2)
+            found[name] = between_bands(drawn.to(result), layout)
+    return found
+
+
+def in_dtype(inputs, dtype):
+    return {name: grading.in_dtype(value, dtype) for name, value in inputs.items()}
+
+
+def plain_results(task, inputs, leaves, cotangents, dtype):
+    """Return what PyTorch computes in this dtype, or computes in float32 and rounds where the CPU has no other way."""
+    try:
+        return defined(task, inputs, leaves, cotangents)
+    except RuntimeError as error:
+        if "not implemented for" not in str(error):
+            raise
+    wide = defined(task, in_dtype(inputs, torch.float32), leaves, in_dtype(cotangents, torch.float32))
+    return {name: value.to(dtype) if value.is_floating_point() else value for name, value in wide.items()}
+
+
+def check_results(results, wanted, leaves, cotangents):
+    """Raise Wrong unless the results have the reference's number, shapes, dtypes and, for a backward, a grad_fn."""
+    expected = [name for name in wanted if name in named_like(wanted, leaves)]
+    if list(results) != expected:
+        raise Wrong("results", None, f"it returns {len(results)} results, the reference {len(expected)}")
+    for name, result in results.items():
+        right = wanted[name]
+        if not isinstance(result, torch.Tensor):
+            raise Wrong("results", name, f"{name} is {type(result).__name__}, not a tensor")
+        if result.shape != right.shape or result.dtype != right.dtype:
+            mine, its = (f"{str(t.dtype).removeprefix('torch.')} {list(t.shape)}" for t in (result, right))
+            raise Wrong("results", name, f"{name} is {mine}, but should be {its}, like the reference's")
+        if name in cotangents and not result.requires_grad:
+            said = f"{name} has no grad_fn, because autograd cannot see into a kernel: call a torch.autograd.Function"
+            raise Wrong("no gradient", name, f"{said} through .apply, or write GRADIENTS = () for a forward alone")
+
+
+def named_like(wanted, leaves):
+    """Return the names of the results among those of results and gradients."""
+    return [name for name in wanted if name not in {f"d{leaf}" for leaf in leaves}]
+
+
+def check_unchanged(tensors, copies, sentence):
+    for name, tensor in tensors.items():
+        if not torch.equal(bits(tensor), bits(copies[name])):
+            raise Wrong("changed", name, f"{name}: {sentence}")
+
+
+def contiguous(tensors):
+    return {name: tensor.detach().clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()}
+
+
+@contextlib.contextmanager
+def configurations_in_turn():
+    """Let every launch of an autotuned kernel take its next configuration, untimed."""
+    turns = itertools.count()
+
+    def run(tuner, *args, **kwargs):
+        tuner.nargs = dict(zip(tuner.arg_names, args, strict=False))
+        left = tuner.prune_configs(kwargs)
+        config = left[next(turns) % len(left)]
+        if config.pre_hook:
+            config.pre_hook({**tuner.nargs, **kwargs, **config.all_kwargs()})
+        return tuner.fn.run(*args, **kwargs, **config.all_kwargs())
+
+    with mock.patch.object(Autotuner, "run", run):
+        yield
+
+
+def axis_names(shape, sizes):
+    """Return a name for each axis: that of the size it has, if only one has it; else row and column, or its number."""
+    if len(shape) < 3:
+        return ("", "element", "row column")[len(shape)]
+    names = []
+    for axis, length in enumerate(shape):
+        fitting = [name for name, size in sizes.items() if size == length]
+        names.append(fitting[0] if len(fitting) == 1 and list(shape).count(length) == 1 else f"axis{axis}")
+    return " ".join(names)
+
+
+def run_way(task, sizes, dtype, way):
+    """Raise Wrong unless a call and its backward do what the reference does."""
+    values = in_dtype(draw(task, sizes), dtype)
+    layouts = {name: way.layout if name == way.of else "contiguous" for name in values}
+    given = {name: between_bands(value, layouts[name]) for name, value in tensors_of(values).items()}
+    inputs = values | given
+    leaves = gradients_of(task, inputs)
+    cotangents = draw_cotangents(task, inputs, leaves, way.layout if way.of == "gradients" else "contiguous")
+    leaves = [way.leaf] if way.leaf else leaves
+    dense = values | contiguous(given), contiguous(cotangents)
+    with grading.on_target():  # a reference may launch kernels, too: to draw the random numbers of a dropout
+        plain = plain_results(task, dense[0], leaves, dense[1], dtype)
+        exact = defined(task, in_dtype(dense[0], torch.float64), leaves, in_dtype(dense[1], torch.float64))
+    copies = contiguous(given), contiguous(cotangents)
+
+    with GuardedMemory() as memory:
+        watched = given | {f"d{name}": cotangent for name, cotangent in cotangents.items()}
+        watch = Watch(watched, {}, memory.tensors) if grading.INTERPRETED else None
+        with (
+            grading.on_target(),
+            configurations_in_turn(),
+            launches() as launched,
+            watch or contextlib.nullcontext(),
+        ):
+            called = with_leaves(inputs, leaves)
+            results = named(task.function(*called.values()))
+            check_results(results, plain, leaves, cotangents)
+            if way.again:
+                task.function(*with_leaves(another(values), leaves).values())
+            gradients = differentiate(results, called, leaves, cotangents)
+
+    for name, gradient in gradients.items():
+        if gradient is None:
+            raise Wrong("no gradient", name, f"{name} is None: return a gradient for {name[1:]} from backward")
+    got = {name: tensor.detach() for name, tensor in (results | gradients).items()}
+    judge_way(task, sizes, dtype, got, plain, exact, memory, watch, (given, cotangents), copies)
+    if not launched:
+        raise Wrong("no kernel", None, "the results are right, but no kernel was launched")
+
+
+def judge_way(task, sizes, dtype, got, plain, exact, memory, watch, tensors, copies):
+    """Raise Wrong for what the call did to memory, then for what it computed."""
+    given, cotangents = tensors
+    gradients = {f"d{name}": cotangent for name, cotangent in cotangents.items()}
+    names = {address(tensor): name for name, tensor in got.items()}
+    allocated = [(names.get(address(tensor), describe_shape(tensor)), tensor) for tensor in memory.tensors]
+    if watch:
+        starts = {tensor.data_ptr(): name for name, tensor in got.items()}
+        for tensor in watch.tensors:
+            tensor.name = starts.get(tensor.start, tensor.name)
+    check_unchanged(given, copies[0], "the kernel changed its input: store to a new tensor")
+    said = "the backward changed the gradient that it was given, which others may read: store to a new tensor"
+    check_unchanged(gradients, {f"d{name}": copy for name, copy in copies[1].items()}, said)
+    check_bands([*given.items(), *gradients.items(), *allocated], watch.stores if watch else {})
+    if watch and watch.fault and watch.fault[0] == "stray load":
+        kind, tensor, _, sentence = watch.fault
+        raise Wrong(kind, tensor.name, f"{tensor.name}: {sentence}")
+    axes = {name: axis_names(tensor.shape, sizes) for name, tensor in got.items()}
+    judge = Judge(
+        grading.Task({}, None, None, axes, {}, tolerance=task.tolerance),
+        None,
+        {},
+        None,
+        seen=watch.describe_load() if watch else None,
+        undefined=watch.undefined if watch else None,
+        rounds=dtype != torch.float32 and torch.float32 in task.dtypes,
+    )
+    for name, tensor in got.items():
+        if tensor.is_floating_point():
+            judge.check_written(name, tensor)
+    for name in exact:
+        judge.check_finite(name, got, exact)
+    judge.check_values(got, plain, exact)
+    if watch and watch.fault:
+        kind, tensor, _, sentence = watch.fault
+        raise Wrong(kind, tensor.name, f"{tensor.name}: the values are right here, but {sentence}")
+
+
+def another(values):
+    """Return inputs of the same shapes with other values, for a call that must not disturb the first."""
+    floats = {name: value for name, value in tensors_of(values).items() if value.is_floating_point()}
+    return values | {name: 1 - 2 * value for name, value in floats.items()}
+
+
+# ---------------------------------------------------------------- all calls
+
+
+def ways_of(task, inputs, number):
+    """Return the ways in which the case of this number is called in the first dtype."""
+    leaves = gradients_of(task, inputs)
+    if number >= (1 if grading.TARGET else CASES_WITH_LAYOUTS):  # on a target, a call can take a minute
+        return [Way()]
+    ways = [Way()]
+    if leaves:
+        ways.append(Way(again=True))
+        ways += [Way("gradients", layout) for layout in OF_GRADIENTS]
+    if len(leaves) > 1:
+        ways += [Way(leaf=name) for name in leaves]
+    if not task.contiguous:
+        shaped = [name for name, value in tensors_of(inputs).items() if value.ndim]
+        ways += [Way(name, layout) for name in shaped for layout in OF_INPUTS]
+    return ways
+
+
+def describe_way(way):
+    """Return why a call can be wrong that is right in the plain way."""
+    if way.of == "gradients":
+        return (
+            f"wrong only where the gradient of a result is not contiguous ({way.layout}): autograd may give such a "
+            "one, so call .contiguous() on it in backward"
+        )
+    if way.of:
+        return (
+            f"wrong only where {way.of} is not contiguous ({way.layout}): call {way.of}.contiguous() before the "
+            "launch, or pass its strides; if every caller's inputs are contiguous, write CONTIGUOUS = True in task.py"
+        )
+    if way.leaf:
+        return f"wrong only where no input but {way.leaf} needs a gradient"
+    return "wrong only if another call runs before the backward: keep what the backward needs in ctx, not in the class"
+
+
+def cause_of(error, kind):
+    """Return the error of this kind among an error and its causes, or None."""
+    while error is not None and not isinstance(error, kind):
+        error = error.__cause__
+    return error
+
+
+def check_way(task, sizes, dtype, way, notes):
+    """Run one call; raise Wrong with what is special about it. A loud refusal of an input's layout is right."""
+    try:
+        run_way(task, sizes, dtype, way)
+    except Wrong as wrong:
+        if way == Way() or wrong.kind not in ("value", "unwritten", "stray load", "no gradient"):
+            raise
+        raise Wrong(wrong.kind, wrong.tensor, f"{describe_way(way)}; {wrong}") from wrong
+    except Exception as error:
+        unsupported = cause_of(error, Unsupported) or cause_of(error, NotImplementedError)
+        if unsupported and grading.INTERPRETED and not isinstance(error, NotImplementedError):
+            raise
+        if way.of and way.of != "gradients":
+            notes.setdefault(f"refuses a {way.of} that is not contiguous")
+        elif way == Way():
+            raise
+        else:
+            raise Wrong("crash", None, f"{describe_way(way)}; {grading.describe_crash(error, task.path)}") from error
+
+
+def is_power_of_two(size):
+    return isinstance(size, int) and size > 0 and size & (size - 1) == 0
+
+
+def add_neutral_element(wrong, sizes, passed):
+    """Return the error, with a likely cause where only sizes below a power of two are wrong."""
+    whole = all(all(map(is_power_of_two, case.values())) for case in passed)
+    if wrong.kind != "value" or not passed or not whole or all(map(is_power_of_two, sizes.values())):
+        return wrong
+    said = (
+        "right where the sizes are powers of two: do masked elements enter a sum or a maximum? After arithmetic such "
+    )
+    said += "as x - mean they are no longer neutral: tl.where(mask, ..., 0.0)"
+    return Wrong(wrong.kind, wrong.tensor, f"{wrong}; {said}")
+
+
+def describe_sizes(sizes):
+    return ", ".join(f"{name} {size}" for name, size in sizes.items())
+
+
+def check_task(task, verdict):
+    """Run all calls; raise Wrong for the first that is wrong. verdict["case"] says which one runs."""
+    notes, passed, left_out = {}, [], set()
+    for number, sizes in enumerate(task.cases):
+        for dtype in task.dtypes:
+            name = str(dtype).removeprefix("torch.")
+            ways = ways_of(task, draw(task, sizes), number) if dtype == task.dtypes[0] else [Way()]
+            for way in ways:
+                verdict["case"] = f"{describe_sizes(sizes)}, {name}{way.words()}"
+                if grading.TARGET:
+                    print(f"   {verdict['case']}", flush=True)  # it takes a while
+                if dtype in left_out:
+                    continue
+                try:
+                    check_way(task, sizes, dtype, way, notes)
+                except Wrong as wrong:
+                    raise add_neutral_element(wrong, sizes, passed) from wrong
+                except Exception as error:
+                    unsupported = cause_of(error, Unsupported)
+                    if unsupported is None or dtype != torch.bfloat16:
+                        raise
+                    left_out.add(dtype)
+                    notes.setdefault(f"bfloat16 on a GPU only, because Triton's interpreter {unsupported}")
+        passed.append(sizes)
+    verdict["case"] = None
+    checked = [str(dtype).removeprefix("torch.") for dtype in task.dtypes if dtype not in left_out]
+    gradients = gradients_of(task, draw(task, task.cases[0]))
+    counted = f"{len(task.cases)} cases in {', '.join(checked)}"
+    counted += f"; gradients of {', '.join(gradients)}" if gradients else "; no gradients"
+    return "; ".join([counted, *notes])
+
+
+def grade(folder, action):
+    """Return the verdict on a folder's kernel, as grading.grade does, with the lines of --time."""
+    folder = pathlib.Path(folder)
+    verdict = {"passed": False, "kind": None, "tensor": None, "case": None, "lines": []}
+    path = folder / "task.py"
+    try:
+        task = load_own_task(folder)
+        path = task.path
+        if path.parent == folder:
+            grading.check_precedence(path.read_text(encoding="utf-8"))
+        sentence = check_task(task, verdict)
+        verdict |= {
+            "passed": True,
+            "sentence": sentence,
+            "lines": time_task(task, folder.name) if action == "time" else [],
+        }
+    except Wrong as wrong:
+        verdict |= {"kind": wrong.kind, "tensor": wrong.tensor, "sentence": str(wrong)}
+    except BaseException as error:  # whatever a user's code raises is a verdict on it
+        verdict |= describe_error(error, path)
+    return verdict
+
+
+def describe_error(error, path):
+    """Return the verdict on what a user's code raised."""
+    sentence = grading.describe_crash(error, path)
+    unsupported = cause_of(error, Unsupported)
+    if grading.INTERPRETED and (unsupported or "not supported in interpreter mode" in sentence):
+        line = sentence.partition(":")[0]
+        what = unsupported or sentence.rpartition(": ")[2]
+        where = "check it on a GPU, or with --target gfx942"
+        return {"kind": "unsupported", "sentence": f"{line}: Triton's interpreter {what}; {where}"}
+    return {"kind": "crash", "sentence": sentence}
+
+
+# ---------------------------------------------------------------- speed
+
+
+def bytes_of(tensors):
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def time_function(function, inputs, leaves, cotangents):
+    """Return the median ms of a call, and that of its backward or None."""
+    bench = functools.partial(triton.testing.do_bench, return_mode="median")
+    with torch.no_grad():
+        forward = bench(lambda: function(*inputs.values()))
+    if not leaves:
+        return forward, None
+    inputs = with_leaves(inputs, leaves)
+    results = named(function(*inputs.values()))
+    used, wanted, given = (
+        [*part.values()]
+        for part in ({name: results[name] for name in cotangents}, {name: inputs[name] for name in leaves}, cotangents)
+    )
+    backward = bench(lambda: torch.autograd.grad(used, wanted, given, retain_graph=True))
+    return forward, backward
+
+
+def time_task(task, name):
+    """Return the lines of a table: this function, PyTorch's, eager and compiled, and a copy of as many bytes."""
+    if task.timed is None:
+        raise Wrong("task", None, "task.py has no TIMED: give the sizes for --time, too large for a cache")
+    dtype = torch.bfloat16 if torch.bfloat16 in task.dtypes else task.dtypes[0]
+    inputs = in_dtype(draw(task, task.timed), dtype)
+    leaves = gradients_of(task, inputs)
+    cotangents = {n: t.clone() for n, t in draw_cotangents(task, inputs, leaves, "contiguous").items()}
+    with torch.no_grad():
+        results = named(task.reference(*inputs.values()))
+    moved = bytes_of([*tensors_of(inputs).values(), *results.values()])
+    moved_back = bytes_of([*tensors_of(inputs).values(), *cotangents.values(), *(inputs[name] for name in leaves)])
+    x = torch.ones(moved // 8, device=grading.DEVICE)
+    y = torch.empty_like(x)
+    copy = moved / triton.testing.do_bench(lambda: torch.neg(x, out=y), return_mode="median") / 1e6
+
+    def cell(milliseconds, moved):
+        rate = moved / milliseconds / 1e6
+        return f"{milliseconds:10.4f} ms {rate:8,.0f} GB/s {100 * rate / copy:4.0f} %"
+
+    case = f"{describe_sizes(task.timed)}, {str(dtype).removeprefix('torch.')}, {torch.cuda.get_device_name()}"
+    columns = ["forward", "backward"] if leaves else ["forward"]
+    lines = [
+        f"{case}: medians of triton.testing.do_bench, and rates as a share of a copy's",
+        (f"{'':18s}" + "".join(f"{column:>13s}{'':21s}" for column in columns)).rstrip(),
+    ]
+    functions = {
+        name: task.function,
+        "PyTorch, eager": task.reference,
+        "PyTorch, compiled": torch.compile(task.reference),
+    }
+    for label, function in functions.items():
+        try:
+            forward, backward = time_function(function, inputs, leaves, cotangents)
+        except RuntimeError as error:
+            lines.append(f"{label:18s} failed: {type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}")
+            continue
+        lines.append(f"{label:18s}{cell(forward, moved)}" + (f" {cell(backward, moved_back)}" if backward else ""))
+    lines.append(f"{'copy':18s}{'':13s} {copy:8,.0f} GB/s, a kernel that reads and writes as many bytes as the forward")
+    return lines
+
+
+if __name__ == "__main__":
+    if grading.INTERPRETED:
+        supply_libdevice()
+    grading.answer_jobs(grade, *sys.argv[1:])
