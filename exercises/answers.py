@@ -73,11 +73,37 @@ def describe_end(status, said, path):
     return f"{path} ended Python with status {status}: {last}"
 
 
+def runs_on_ranks(folder):
+    """Return True for an exercise whose answer runs on several ranks."""
+    task = folder / "task.py"
+    return task.is_file() and "import ranks\n" in task.read_text(encoding="utf-8")
+
+
 def grade(jobs, timeout=TIMEOUT, target=None, program="grading.py"):
-    """Return a program's verdicts on pairs of a folder and a file, from a process that may crash, hang or start others.
+    """Return a program's verdicts on pairs of a folder and a file.
 
     target: an AMD GPU, whose instructions are executed instead of the kernel in Triton's interpreter or on a GPU.
     program: grading.py, or own_kernel.py, whose jobs have an action in place of the file.
+    Ranks are forks of their checker, and no fork of a process that sees a GPU can use autograd: theirs sees none.
+    """
+    on_ranks = [runs_on_ranks(folder) for folder, _ in jobs]
+    if any(on_ranks) and sys.platform != "linux":
+        raise Failure(
+            1, f"ranks are forked, which is not safe on {sys.platform}: use Linux, in a container for example"
+        )
+    environment = os.environ | ({"TRITON_INTERPRET": "0", TARGET_VARIABLE: target} if target else {})
+    without_gpu = environment | dict.fromkeys(("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"), "")
+    verdicts = [None] * len(jobs)
+    for wanted, variables in ((False, environment), (True, without_gpu)):
+        chosen = [i for i, on in enumerate(on_ranks) if on == wanted]
+        found = grade_apart([jobs[i] for i in chosen], timeout, variables, program) if chosen else []
+        for i, verdict in zip(chosen, found, strict=True):
+            verdicts[i] = verdict
+    return verdicts
+
+
+def grade_apart(jobs, timeout, environment, program):
+    """Return a program's verdicts on pairs of a folder and a file, from a process that may crash, hang or start others.
 
     All of its group ends here; if this process is killed, a pipe that closes tells the other one.
     """
@@ -85,7 +111,6 @@ def grade(jobs, timeout=TIMEOUT, target=None, program="grading.py"):
         job_file, verdict_file = pathlib.Path(scratch, "jobs.json"), pathlib.Path(scratch, "verdicts.json")
         job_file.write_text(json.dumps([[str(folder), str(path)] for folder, path in jobs]))
         said_file, (pipe, other_end) = pathlib.Path(scratch, "said.txt"), os.pipe()
-        environment = os.environ | ({"TRITON_INTERPRET": "0", TARGET_VARIABLE: target} if target else {})
         command = [
             sys.executable,
             "-W",

@@ -90,6 +90,7 @@ class Task:
         ones it must launch, whatever their names.
     direct: True if its kernels write the outputs themselves, not tensors that run() copies from.
     tolerance: relative error that is allowed in addition to twice PyTorch's.
+    launch(module, inputs, outputs): call run() and fill the outputs; on several ranks, see ranks.py.
     then(module, source): raise Wrong for what the results cannot show, or return words for the passed answer or None.
     speed: how fast the answer must be on a GPU.
     crashes: part of an error's message -> what it means here.
@@ -114,6 +115,7 @@ class Task:
     explain: Callable = lambda name, result, inputs: None
     direct: bool = True
     tolerance: float = 1e-6
+    launch: Callable = lambda module, inputs, outputs: module.run(**inputs, **outputs)
     then: Callable = lambda module, source: None
     speed: Speed | None = None
     crashes: dict[str, str] = dataclasses.field(default_factory=dict)
@@ -199,7 +201,7 @@ def run_case(task, module, sizes, dtype):
         watch or contextlib.nullcontext(),
         memory if task.kernel else contextlib.nullcontext(),  # a captured graph allocates where it must
     ):
-        module.run(**(originals | given), **outputs)
+        task.launch(module, originals | given, outputs)
     check_inputs(given, originals)
     judge = Judge(
         task,

@@ -4,13 +4,15 @@ import os
 
 # Every session has 180 minutes: these, and the work of its steps, 135.
 INTRODUCTION, WORK, BREAK, DISCUSSION, SLACK = 10, 135, 10, 15, 10
+AT_HOME = ", at home"
 V1, V2 = "version1_pytorch_baseline", "version2_pytorch_fused"
 V3, V4 = "version3_triton", "version4_pytorch_sdpa"
 
-# number: (name, idea, [(label, page, minutes), ...]). From session 7, choose what you like. Minutes are estimates that
-# nobody has measured in a room. A kernel gets one for 180 words of its page, one for the check, two for each line of a
-# kernel that is written, one for a line of host code, five for the deliverable, and more where the idea is new: a test
-# holds it to that. The other pages share the rest of a session.
+# number: (name, idea, [(label, page, minutes), ...]). From session 7, choose what you like. A label that ends with
+# AT_HOME leaves its page for afterwards. Minutes are estimates that nobody has measured in a room. A kernel gets one
+# for 180 words of its page, one for the check, two for each line of a kernel that is written, one for a line of host
+# code, five for the deliverable, and more where the idea is new: a test holds it to that. The other pages share the
+# rest of a session.
 SESSIONS = {
     1: (
         "measure",
@@ -94,8 +96,19 @@ SESSIONS = {
             ("kernel 13", "exercises/13_exp2/README.md", 25),
             ("kernel 14", "exercises/14_tf32_bf16/README.md", 35),
             ("ROCm profilers", f"{V2}/exercises/exercise_3_rocm_tools.md", 60),
-            ("several GPUs", "scripts/SCALING.md", 15),
             ("your own script", "scripts/YOUR_OWN_SCRIPT.md", 45),
+        ],
+    ),
+    8: (
+        "several GPUs",
+        "Count the bytes that a rank sends, then hide them.",
+        [
+            ("several GPUs", "scripts/SCALING.md", 20),
+            ("kernel 25", "exercises/25_ring_all_reduce/README.md", 35),
+            ("kernel 26", "exercises/26_overlap/README.md", 50),
+            ("kernel 27", "exercises/27_phantom_rank/README.md", 30),
+            (f"kernel 28{AT_HOME}", "exercises/28_sharded_optimizer/README.md", 30),
+            (f"kernel 29{AT_HOME}", "exercises/29_tensor_parallel/README.md", 30),
         ],
     ),
 }
@@ -104,6 +117,11 @@ SESSIONS = {
 def steps():
     """Return the pages of all sessions in working order."""
     return [page for _, _, work in SESSIONS.values() for _, page, _ in work]
+
+
+def minutes_of(number):
+    """Return the minutes of a session's work, without what is left for home."""
+    return sum(minutes for label, _, minutes in SESSIONS[number][2] if not label.endswith(AT_HOME))
 
 
 def header(page):

@@ -258,6 +258,11 @@ def lesson_lines(version):
     return SCRIPTS[version].read_text(encoding="utf-8").split("# ============ The training")[0].count("\n")
 
 
+def ring_bytes(preset, gpus):
+    """Return the bytes that each GPU of a ring sends to sum 16-bit gradients."""
+    return 2 * (int(gpus) - 1) / int(gpus) * 2 * parameters(preset)
+
+
 def patience():
     """Return the minutes that a rank waits for another one."""
     (minutes,) = re.findall(r"timedelta\(minutes=(\d+)\)", SCRIPTS[1].read_text(encoding="utf-8"))
@@ -383,9 +388,7 @@ FACTS = {  # r: the record
             int(count or launches(1, "bfloat16", "small")) * round(launch(r, name), 3)
         ),
         "more_copied": lambda r, one, other, *words: (moved(one, *words) - moved(other, *words)) / ceiling(r) / 1e6,
-        "all_reduce": lambda r, preset, gpus, gb_s: (  # of gradients in 16 bits, in a ring
-            2 * (int(gpus) - 1) / int(gpus) * 2 * parameters(preset) / int(gb_s) / 1e6
-        ),
+        "all_reduce": lambda r, preset, gpus, gb_s: ring_bytes(preset, gpus) / int(gb_s) / 1e6,
         "patience": lambda r: 60_000 * patience(),
     },
     "bytes": {
@@ -395,6 +398,7 @@ FACTS = {  # r: the record
             int(each) * sizes(preset).B * sizes(preset).T * int(entries)
         ),
         "stage_peak": lambda r, stage_number: 2**20 * stage(r, stage_number, "peak"),
+        "ring_bytes": lambda r, preset, gpus: ring_bytes(preset, gpus),
         "parameter_bytes": lambda r, preset, each: int(each) * parameters(preset),
         "moved_by": lambda r, one, other, *words: [moved(one, *words), moved(other, *words)],
         "more_bytes": lambda r, one, other, *words: moved(one, *words) - moved(other, *words),

@@ -57,7 +57,7 @@ def test_verify(numbers, capfd, monkeypatch):
     assert f"{len(numbers)} exercises and " in output
 
 
-@pytest.mark.parametrize("number", ["15", "23"])
+@pytest.mark.parametrize("number", ["15", "23", "25"])
 def test_an_answer_is_judged_without_the_compiler(number):
     """The first TorchDispatchMode of a process imports torch._dynamo, unless it says that it needs none."""
     folder = EXERCISES[number]
@@ -86,12 +86,12 @@ def test_primer_shows_its_program():
 
 def test_sessions_add_up_and_hold_every_exercise():
     rest = sessions.INTRODUCTION + sessions.BREAK + sessions.DISCUSSION + sessions.SLACK
-    for number, (_, _, work) in sessions.SESSIONS.items():
-        minutes = sum(minutes for _, _, minutes in work)
+    for number in sessions.SESSIONS:
+        minutes = sessions.minutes_of(number)
         assert number == 7 or (minutes == sessions.WORK and minutes + rest == 180), number
     listed = [kernel for number in sessions.SESSIONS for kernel in sessions.kernels(number)]
     assert sorted(listed) == list(EXERCISES)
-    assert sessions.steps()[-1] == "scripts/YOUR_OWN_SCRIPT.md"
+    assert sessions.SESSIONS[7][2][-1][1] == "scripts/YOUR_OWN_SCRIPT.md"
 
 
 def test_the_list_of_exercises_follows_the_timetable():

@@ -29,7 +29,7 @@ def visible(slide):
 
 
 def test_every_session_has_a_deck_and_the_readme_links_it():
-    assert list(DECKS) == [number for number in sessions.SESSIONS if number < 7]
+    assert list(DECKS) == [number for number in sessions.SESSIONS if number != 7]
     readme = (REPOSITORY / "exercises" / "slides" / "README.md").read_text(encoding="utf-8")
     assert re.findall(r"\((session\d\.md)\)", readme) == [path.name for path in DECKS.values()]
 

@@ -1,0 +1,219 @@
+"""Exercise 25: what run() must compute, and typical mistakes."""
+
+import torch
+
+import ranks
+from grading import Mistake, Task, Wrong, random
+from timeline import simulate
+
+
+def define(x):
+    return {"sum": x.sum(0, keepdim=True).expand_as(x).clone()}
+
+
+def ring(x, steps, start=1, second_adds=False):
+    """Return what a wrong ring gives. steps: of both halves; start: the second half begins with part r + start."""
+    size = len(x)
+    parts = [[part.clone() for part in row.chunk(size)] for row in x]
+    for step in range(steps[0]):
+        sent = [parts[rank][(rank - step) % size].clone() for rank in range(size)]
+        for rank in range(size):
+            parts[rank][(rank - step - 1) % size] += sent[rank - 1]
+    for step in range(steps[1]):
+        sent = [parts[rank][(rank + start - step) % size].clone() for rank in range(size)]
+        for rank in range(size):
+            old = parts[rank][(rank + start - 1 - step) % size] if second_adds else 0
+            parts[rank][(rank + start - 1 - step) % size] = sent[rank - 1] + old
+    return {"sum": torch.stack([torch.cat(row) for row in parts])}
+
+
+def suspect(second=0, **error):
+    """Return a suspect; second: how many steps the second half has more than it needs."""
+    return lambda x: ring(x, (len(x) - 1, len(x) - 1 + second), **error)
+
+
+def check_bytes(module, source):
+    """Raise Wrong if a rank sent more than a ring's share; return words on what it sent."""
+    records = ranks.recorded[-1]
+    size = len(records)
+    whole = 4 * TASK.cases["four ranks"]["n"]
+    if any(call.collective for record in records for call in record.calls):
+        raise Wrong("bypass", None, "the sums are right, but a collective made them: use isend and irecv only")
+    sent = [record.sent_bytes(size) for record in records]
+    most = max(sent)
+    worst = sent.index(most)
+    share = 2 * (size - 1) / size
+    if most > share * whole:
+        said = f"right, but rank {worst} sends {most / whole:.3g} times the tensor; in a ring of {size} ranks it's"
+        messages = sum(call.sends for call in records[worst].calls)
+        if messages > 2 * (size - 1):
+            raise Wrong("bytes", None, f"{said} {share:.3g} times: each half takes one step fewer than there are ranks")
+        raise Wrong("bytes", None, f"{said} {share:.3g} times: send parts, not the whole")
+    took = simulate(records).total
+    return f"on {size} ranks each sends {most:,.0f} bytes, {most / whole:.3g} times the tensor, in {took:.0f} us"
+
+
+TASK = Task(
+    cases={
+        "three ranks": {"size": 3, "n": 12},  # first: with two, several mistakes give the same sums
+        "two ranks": {"size": 2, "n": 6},
+        "four ranks": {"size": 4, "n": 1200},
+    },
+    inputs=lambda size, n: {"x": random(size, n, seed=1, scale=1.3, offset=0.4)},
+    define=define,
+    names={"sum": "rank number"},
+    owner=lambda module, name, index, inputs: f"part {index[1] * len(inputs['x']) // inputs['x'].shape[1]}",
+    dtypes=(torch.float32,),
+    kernel=False,
+    launch=ranks.on_each_rank("x"),
+    then=check_bytes,
+    suspects={
+        "the parts that go round in the second half are finished: replace, don't add": suspect(second_adds=True),
+        "the second half is missing: rank r has only part r + 1 finished": lambda x: ring(x, (len(x) - 1, 0)),
+        "the second half ends one step early: it takes one step fewer than there are ranks": suspect(second=-1),
+        "part r + 1 of rank r goes round unsummed: the first half is missing, ends early, or adds to another part": (
+            lambda x: ring(x, (0, len(x) - 1))
+        ),
+        "part r of rank r goes round unsummed: the first half must add what arrives, and the second half starts with "
+        "part r + 1, which rank r has finished": suspect(start=0),
+        "this is the mean over the ranks, not the sum": lambda x: {"sum": define(x)["sum"] / len(x)},
+    },
+    mistakes={
+        "send before recv": Mistake(
+            "    messages = [dist.P2POp(dist.isend, sent, right), dist.P2POp(dist.irecv, received, left)]\n"
+            "    for work in dist.batch_isend_irecv(messages):\n        work.wait()\n",
+            "    dist.send(sent, right)\n    dist.recv(received, left)\n",
+            None,
+            "deadlock",
+            says="every rank first sends, and none receives",
+        ),
+        "recv before send": Mistake(
+            "    messages = [dist.P2POp(dist.isend, sent, right), dist.P2POp(dist.irecv, received, left)]\n"
+            "    for work in dist.batch_isend_irecv(messages):\n        work.wait()\n",
+            "    dist.recv(received, left)\n    dist.send(sent, right)\n",
+            None,
+            "deadlock",
+            says="every rank first receives, and none sends",
+        ),
+        "isend, then recv": Mistake(
+            "    messages = [dist.P2POp(dist.isend, sent, right), dist.P2POp(dist.irecv, received, left)]\n"
+            "    for work in dist.batch_isend_irecv(messages):\n        work.wait()\n",
+            "    work = dist.isend(sent, right)\n    dist.recv(received, left)\n    work.wait()\n",
+            None,
+            "deadlock",
+            says="start isend and irecv together, in one batch_isend_irecv",
+        ),
+        "never waited": Mistake(
+            "    for work in dist.batch_isend_irecv(messages):\n        work.wait()\n",
+            "    dist.batch_isend_irecv(messages)\n",
+            None,
+            "race",
+            says="that has not arrived yet: first wait() for the irecv from rank 2",
+        ),
+        "waited for what is sent only": Mistake(
+            "    for work in dist.batch_isend_irecv(messages):\n        work.wait()\n",
+            "    dist.batch_isend_irecv(messages)[0].wait()\n",
+            None,
+            "race",
+            says="that has not arrived yet: first wait() for the irecv from rank 2",
+        ),
+        "waited for what arrives only": Mistake(
+            "    for work in dist.batch_isend_irecv(messages):\n        work.wait()\n",
+            "    dist.batch_isend_irecv(messages)[1].wait()\n",
+            None,
+            "race",
+            says="that is being sent",
+        ),
+        "added to the part that is sent": Mistake(
+            "        parts[(rank - step - 1) % size].add_(received)",
+            "        parts[(rank - step) % size].add_(received)",
+            "sum",
+            says="or adds to another part",
+        ),
+        "received into the part that is sent": Mistake(
+            "        exchange(parts[(rank - step) % size], right, received, left)\n",
+            "        exchange(parts[(rank - step) % size], right, parts[(rank - step) % size], left)\n",
+            None,
+            "race",
+            says="changes a tensor on rank 0 that is being sent",
+        ),
+        "replaced in the first half": Mistake(
+            ".add_(received)", ".copy_(received)", "sum", says="the first half must add what arrives"
+        ),
+        "added in the second half": Mistake(
+            "        exchange(parts[(rank + 1 - step) % size], right, parts[(rank - step) % size], left)\n",
+            "        exchange(parts[(rank + 1 - step) % size], right, received, left)\n"
+            "        parts[(rank - step) % size].add_(received)\n",
+            "sum",
+            says="replace, don't add",
+        ),
+        "second half forgotten": Mistake(
+            "    for step in range(size - 1):\n        exchange(parts[(rank + 1",
+            "    for step in range(0):\n        exchange(parts[(rank + 1",
+            "sum",
+            says="the second half is missing",
+        ),
+        "second half one step early": Mistake(
+            "    for step in range(size - 1):\n        exchange(parts[(rank + 1",
+            "    for step in range(max(1, size - 2)):\n        exchange(parts[(rank + 1",
+            "sum",
+            says="the second half ends one step early",
+        ),
+        "a step for each rank": Mistake(
+            "    for step in range(size - 1):\n        exchange(parts[(rank - step) % size], right, received",
+            "    for step in range(size):\n        exchange(parts[(rank - step) % size], right, received",
+            None,
+            "bytes",
+            says="each half takes one step fewer than there are ranks",
+        ),
+        "second half from part r": Mistake(
+            "exchange(parts[(rank + 1 - step) % size], right, parts[(rank - step) % size], left)",
+            "exchange(parts[(rank - step) % size], right, parts[(rank - step - 1) % size], left)",
+            "sum",
+            says="the second half starts with part r + 1",
+        ),
+        "always the same part": Mistake(
+            "parts[(rank - step) % size], right, received", "parts[rank], right, received", "sum"
+        ),
+        "both to the right": Mistake(
+            "dist.P2POp(dist.irecv, received, left)",
+            "dist.P2POp(dist.irecv, received, right)",
+            None,
+            "deadlock",
+            says="no rank can go on: rank 0 waits in isend to rank 1 of [4] float32, line 10 and irecv from rank 1",
+        ),
+        "a whole tensor for a part": Mistake(
+            "    received = torch.empty_like(parts[0])\n",
+            "    received = torch.empty_like(x)\n",
+            None,
+            "mismatch",
+            says="both ends must name the same size",
+        ),
+        "the whole tensor round the ring": Mistake(
+            "    for step in range(size - 1):\n"
+            "        exchange(parts[(rank - step) % size], right, received, left)\n"
+            "        parts[(rank - step - 1) % size].add_(received)\n"
+            "    for step in range(size - 1):\n"
+            "        exchange(parts[(rank + 1 - step) % size], right, parts[(rank - step) % size], left)\n",
+            "    passed = x.clone()\n"
+            "    received = torch.empty_like(x)\n"
+            "    for step in range(size - 1):\n"
+            "        exchange(passed, right, received, left)\n"
+            "        x.add_(received)\n"
+            "        passed.copy_(received)\n",
+            None,
+            "bytes",
+            says="sends 3 times the tensor; in a ring of 4 ranks it's 1.5 times: send parts, not the whole",
+        ),
+        "PyTorch's all-reduce": Mistake(
+            "    ring_all_reduce(total)\n",
+            "    dist.all_reduce(total)\n",
+            None,
+            "bypass",
+            says="a collective made them",
+        ),
+        "mean": Mistake(
+            '{"sum": total}', '{"sum": total / dist.get_world_size()}', "sum", says="this is the mean over the ranks"
+        ),
+    },
+)

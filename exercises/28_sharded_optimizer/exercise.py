@@ -1,0 +1,44 @@
+"""Exercise 28: AdamW whose state is spread over the ranks."""
+
+import torch
+import torch.distributed as dist
+
+
+def adamw(weights, grad, m, v, step, lr=0.1, decay=0.1):
+    """Run step number `step`, counted from 1, in place, as torch.optim.AdamW does with betas 0.9 and 0.999."""
+    m.mul_(0.9).add_(0.1 * grad)
+    v.mul_(0.999).add_(0.001 * grad * grad)
+    weights.mul_(1 - lr * decay)
+    weights.sub_(lr * (m / (1 - 0.9**step)) / ((v / (1 - 0.999**step)).sqrt() + 1e-8))
+
+
+class ShardedAdamW:
+    """Train weights [n], which every rank has; n is a multiple of the number of ranks."""
+
+    def __init__(self, weights):
+        self.weights = weights
+        self.steps = 0
+        rank = dist.get_rank()
+        size = dist.get_world_size()
+        # TODO: self.part, a view of this rank's part of the weights; self.m and self.v, its moments
+        # end of TODO
+
+    def step(self, grad):
+        """Train on the mean over the ranks of grad [n]: each rank has the gradient of its own batch."""
+        self.steps += 1
+        # TODO
+        # end of TODO
+
+
+def run(grads, start):
+    """Train start [n] on grads [steps, n]; return the weights, this rank's moments, and what its state takes."""
+    weights = start.clone()
+    optimizer = ShardedAdamW(weights)
+    for grad in grads:
+        optimizer.step(grad.clone())
+    memory = [tensor.untyped_storage() for tensor in vars(optimizer).values() if isinstance(tensor, torch.Tensor)]
+    sizes = {storage.data_ptr(): storage.nbytes() for storage in memory}
+    state_bytes = sum(sizes.values()) - weights.nbytes
+    size = dist.get_world_size()
+    m, v = (moment.flatten()[: weights.numel() // size] for moment in (optimizer.m, optimizer.v))
+    return {"m": m, "v": v, "final": weights, "state_bytes": state_bytes}

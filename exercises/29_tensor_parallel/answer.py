@@ -1,0 +1,67 @@
+"""Exercise 29: the feed-forward layer on several ranks, each with a part of its weights."""
+
+import torch
+import torch.distributed as dist
+from torch.nn import functional as F
+
+
+def part_of_gate_up(gate_up, rank, size):
+    """Return this rank's rows of gate_up [2F, C], whose first F rows are the gate's and the others up's."""
+    gate, up = gate_up.chunk(2)
+    return torch.cat([gate.chunk(size)[rank], up.chunk(size)[rank]])
+
+
+def part_of_down(down, rank, size):
+    """Return this rank's columns of down [C, F]."""
+    return down.chunk(size, dim=1)[rank]
+
+
+class Enter(torch.autograd.Function):
+    """Hand x, which all ranks have, to this rank's part of the layer."""
+
+    @staticmethod
+    def forward(ctx, x):
+        """Return what this rank's part of the layer gets."""
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, dx):
+        """Return the gradient of x, given this rank's part of it."""
+        dx = dx.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(dx)
+        return dx
+
+
+class Leave(torch.autograd.Function):
+    """Make the whole sum, which all ranks have, of the ranks' partial sums."""
+
+    @staticmethod
+    def forward(ctx, part):
+        """Return y, given this rank's partial sum."""
+        y = part.clone()
+        dist.all_reduce(y)
+        return y
+
+    @staticmethod
+    def backward(ctx, dy):
+        """Return the gradient of the partial sum, given that of y."""
+        return dy
+
+
+def feed_forward(x, gate_up, down):
+    """Return down(silu(gate) · up), given this rank's parts of the weights."""
+    gate, up = (Enter.apply(x) @ gate_up.T).chunk(2, dim=1)
+    return Leave.apply((F.silu(gate) * up) @ down.T)
+
+
+def run(x, gate_up, down, dy):
+    """Return y and dx of the whole layer, and the gradients of this rank's parts of gate_up [2F, C] and down [C, F]."""
+    rank = dist.get_rank()
+    size = dist.get_world_size()
+    leaves = [x.clone(), part_of_gate_up(gate_up, rank, size).clone(), part_of_down(down, rank, size).clone()]
+    for leaf in leaves:
+        leaf.requires_grad_()
+    y = feed_forward(*leaves)
+    y.backward(dy)
+    dx, dgate_up, ddown = (leaf.grad for leaf in leaves)
+    return {"y": y, "ddown": ddown, "dgate_up": dgate_up, "dx": dx}

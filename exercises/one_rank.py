@@ -1,0 +1,435 @@
+"""Take torch.distributed's place in one rank: tell the referee of ranks.py of each call, and deliver its result.
+
+Stricter than gloo and NCCL, which forgive these by chance: an asynchronous call's tensor holds NaN until wait()
+returns, nobody may write to a tensor that is being sent, and every call must be waited for.
+"""
+
+import contextlib
+import dataclasses
+import math
+import os
+import signal
+import sys
+import traceback
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from torch.utils.flop_counter import flop_registry
+
+from common.measuring.guarded_memory import SENTINEL, extent
+from grading import load_module
+from graphs import DispatchMode
+from judge import Wrong
+
+# What a rank sends, as a multiple of the whole tensor's bytes, if N ranks form a ring.
+SENT = {
+    "all_reduce": lambda n: 2 * (n - 1) / n,
+    "all_gather_into_tensor": lambda n: (n - 1) / n,
+    "reduce_scatter_tensor": lambda n: (n - 1) / n,
+    "broadcast": lambda n: (n - 1) / n,  # the last rank of the chain passes nothing on: the mean
+    "barrier": lambda n: 0,
+}
+# The names that PyTorch has for two of them from 2.13 on -> those before, which it still takes.
+RENAMED = {"all_gather_single": "all_gather_into_tensor", "reduce_scatter_single": "reduce_scatter_tensor"}
+MESSAGES = ("send", "recv", "isend", "irecv", "batch_isend_irecv")
+KNOWN = ", ".join((*SENT, *MESSAGES))
+REDUCTIONS = {
+    "SUM": lambda stacked: stacked.sum(0, dtype=stacked.dtype),
+    "AVG": lambda stacked: stacked.mean(0),
+    "PRODUCT": lambda stacked: stacked.prod(0, dtype=stacked.dtype),
+    "MIN": lambda stacked: stacked.amin(0),
+    "MAX": lambda stacked: stacked.amax(0),
+}
+
+
+@dataclasses.dataclass
+class Call:
+    """One call of torch.distributed by one rank, as the referee sees it.
+
+    shape: of the tensor that this rank hands over, or else receives into; whole: bytes of the whole of all parts.
+    batch: calls of a rank with one number run together. op: of a reduction. peer: the other rank of a message, the root
+    of a broadcast. meeting: number of the exchange in which it was carried out, equal for all partners.
+    """
+
+    name: str
+    shape: tuple
+    dtype: torch.dtype
+    whole: int
+    batch: int
+    line: int | None
+    op: str = ""
+    peer: int | None = None
+    tag: int = 0
+    payload: bytes | None = None
+    result: bytes | None = None
+    meeting: int | None = None
+
+    sends = property(lambda self: self.name in ("send", "isend"))
+    receives = property(lambda self: self.name in ("recv", "irecv"))
+    collective = property(lambda self: self.name in SENT)
+
+    def __str__(self):
+        words = self.name
+        if self.peer is not None:
+            words += f" {'to' if self.sends else 'from'} rank {self.peer}"
+        if self.name != "barrier":
+            words += f" of {list(self.shape)} {str(self.dtype).removeprefix('torch.')}"
+        if self.op:
+            words += f" ({self.op})"
+        if self.tag:
+            words += f" with tag {self.tag}"
+        return words + (f", line {self.line}" if self.line else "")
+
+    def alike(self, other):
+        """Return True if two ranks' collectives can be each other's."""
+        mine = self.name, self.shape, self.dtype, self.op, self.peer
+        return mine == (other.name, other.shape, other.dtype, other.op, other.peer)
+
+    def sent_bytes(self, size):
+        if self.collective:
+            return SENT[self.name](size) * self.whole
+        return self.whole if self.sends else 0
+
+
+def to_bytes(tensor):
+    """Return a tensor's contents; a pipe would put the tensor itself into shared memory."""
+    return tensor.detach().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+
+
+def from_bytes(content, dtype, shape):
+    if not content:
+        return torch.empty(shape, dtype=dtype)
+    return torch.frombuffer(bytearray(content), dtype=dtype).reshape(shape)
+
+
+def packed(value):
+    """Return a tensor's contents, dtype and shape; a number stays what it is."""
+    if isinstance(value, torch.Tensor):
+        return to_bytes(value), value.dtype, tuple(value.shape)
+    return value
+
+
+# ---------------------------------------------------------------- in a rank
+
+
+def span(tensor):
+    """Return the first byte of a tensor's elements in memory, and the one after the last."""
+    first = tensor.data_ptr()
+    return first, first + extent(tensor.shape, tensor.stride()) * tensor.element_size()
+
+
+def overlap(a, b):
+    (first_a, last_a), (first_b, last_b) = span(a), span(b)
+    return first_a < last_b and first_b < last_a
+
+
+def tensors_in(value):
+    """Return the tensors of an operation's argument, which may be a list of them."""
+    values = value if isinstance(value, list | tuple) else [value]
+    return [one for one in values if isinstance(one, torch.Tensor)]
+
+
+def written_by(function, args, kwargs):
+    """Yield the tensors that an operation writes to, as its schema tells."""
+    for i, argument in enumerate(function._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            yield from tensors_in(args[i] if i < len(args) else kwargs.get(argument.name))
+
+
+class Pending:
+    """Stand for a call that a rank has made: wait() delivers its result, as the Work of torch.distributed does."""
+
+    def __init__(self, rank, index, call, given, received):
+        self.rank, self.index, self.call = rank, index, call
+        self.given, self.received = given, received
+
+    def wait(self, timeout=None):
+        if self in self.rank.pending:
+            self.rank.wait(self)
+        return True
+
+    def is_completed(self):
+        return self not in self.rank.pending
+
+
+@dataclasses.dataclass
+class P2POp:
+    """Name one message of a batch, as torch.distributed.P2POp does, which needs a process group."""
+
+    op: object
+    tensor: torch.Tensor
+    peer: int | None = None
+    group: object = None
+    tag: int = 0
+    group_peer: int | None = None
+
+
+class Rank(DispatchMode):
+    """Take torch.distributed's place in one rank, and note what it computes and writes."""
+
+    def __init__(self, number, size, referee, path):
+        super().__init__()
+        self.number, self.size, self.referee, self.path = number, size, referee, str(path)
+        self.inputs = {}  # of run()
+        self.events = []
+        self.pending = []  # in the order of the calls
+        self.made = 0  # calls
+        self.batches = 0
+        self.own = False  # True while the functions below compute, not the answer
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if self.own:
+            return function(*args, **kwargs)
+        for tensor in written_by(function, args, kwargs):
+            self.check_free(tensor, f"line {self.line()} changes", writes=True)
+            self.check_input(tensor, f"line {self.line()} changes it")
+        result = function(*args, **kwargs)
+        count = flop_registry.get(function._overloadpacket)
+        if count:
+            self.events.append(("compute", count(*args, **kwargs, out_val=result)))
+        return result
+
+    def line(self):
+        """Return the line of the answer that is running, or None."""
+        frame = sys._getframe()
+        while frame and frame.f_code.co_filename != self.path:
+            frame = frame.f_back
+        return frame.f_lineno if frame else None
+
+    def check_free(self, tensor, who, writes):
+        """Raise Wrong if `who` would read what has not arrived, or write to what is being sent."""
+        for pending in self.pending:
+            state = None
+            if writes and pending.given is not None and overlap(tensor, pending.given):
+                state = "is being sent"
+            if pending.received is not None and overlap(tensor, pending.received):
+                state = "has not arrived yet"
+            if state:
+                said = f"{who} a tensor on rank {self.number} that {state}: first wait() for the {pending.call}"
+                raise Wrong("race", None, said)
+
+    def check_input(self, tensor, how):
+        """Raise Wrong if a tensor that is written to is an input of run()."""
+        for name, given in self.inputs.items():
+            if overlap(tensor, given):
+                raise Wrong("changed", name, f"{name}: {how} on rank {self.number}, but it's an input: work on a clone")
+
+    def refuse(self, name, advice):
+        def refused(*args, **kwargs):
+            raise Wrong("bypass", None, f"line {self.line()} calls {name}: {advice}")
+
+        return refused
+
+    @contextlib.contextmanager
+    def in_place_of_distributed(self):
+        """Have torch.distributed's functions call this rank; refuse those that would make or need a process group."""
+        stubs = {name: getattr(self, name) for name in (*SENT, *MESSAGES)}
+        stubs |= {new: stubs[old] for new, old in RENAMED.items() if hasattr(dist, new)}
+        stubs |= {"get_rank": lambda group=None: self.number, "get_world_size": lambda group=None: self.size}
+        stubs |= {"is_initialized": lambda: True, "get_backend": lambda group=None: "gloo", "P2POp": P2POp}
+        for name in ("init_process_group", "destroy_process_group", "new_group"):
+            stubs[name] = self.refuse(name, "the checker has set the ranks up, so leave it out")
+        only = f"here torch.distributed has these functions only: {KNOWN}"
+        wrapper = torch.nn.parallel.DistributedDataParallel
+        with (
+            mock.patch.multiple(dist, **stubs, init_device_mesh=self.refuse("init_device_mesh", only)),
+            mock.patch.multiple(dist.distributed_c10d, **stubs),
+            mock.patch.object(wrapper, "__init__", self.refuse(wrapper.__name__, only)),
+        ):
+            yield
+
+    # ------------------------------------------------------------ making a call
+
+    def wrong(self, kind, name, sentence):
+        return Wrong(kind, None, f"line {self.line()}: {name} {sentence}")
+
+    def check_tensors(self, name, group, *tensors):
+        if group is not None:
+            raise self.wrong("group", name, "has a group=, but there is one group, of all ranks: leave it out")
+        for tensor in tensors:
+            if not tensor.is_contiguous():
+                layout = f"one of {list(tensor.shape)} with strides {list(tensor.stride())}"
+                raise self.wrong("tensor", name, f"needs a contiguous tensor, not {layout}: send its contiguous()")
+        if len({tensor.dtype for tensor in tensors}) > 1:
+            dtypes = " and ".join(str(tensor.dtype).removeprefix("torch.") for tensor in tensors)
+            raise self.wrong("tensor", name, f"got tensors of {dtypes}: give both one dtype")
+
+    def next_batch(self):
+        self.batches += 1
+        return self.batches
+
+    def make(self, name, given, received, batch, whole=None, op="", peer=None, tag=0):
+        """Tell the referee of a call that hands `given` over and writes to `received`; return its Pending."""
+        of = received if given is None else given
+        shape = () if of is None else tuple(of.shape)
+        dtype = None if of is None else of.dtype
+        if whole is None:
+            whole = of.nbytes
+        call = Call(name, shape, dtype, whole, batch, self.line(), op, peer, tag)
+        if given is not None:
+            self.check_free(given, f"{call} sends", writes=False)
+        if received is not None:
+            self.check_free(received, f"{call} changes", writes=True)
+            self.check_input(received, f"line {call.line} lets {name} write its result there")
+        self.own = True
+        call.payload = None if given is None else to_bytes(given)
+        if received is not None:
+            with torch.no_grad():
+                received.fill_(math.nan if received.is_floating_point() else SENTINEL)
+        self.own = False
+        pending = Pending(self, self.made, call, given, received)
+        self.made += 1
+        self.events.append(("call", pending.index))
+        self.referee.send(("call", call))
+        self.pending.append(pending)
+        return pending
+
+    def wait(self, pending):
+        self.events.append(("wait", pending.index))
+        self.referee.send(("wait", pending.index))
+        content = self.referee.recv()
+        self.pending.remove(pending)
+        if pending.received is not None:
+            self.own = True
+            with torch.no_grad():
+                pending.received.copy_(from_bytes(content, pending.received.dtype, pending.received.shape))
+            self.own = False
+
+    def finish(self, pending, async_op):
+        if async_op:
+            return pending
+        pending.wait()
+        return None
+
+    def check_finished(self):
+        if self.pending:
+            calls = ", ".join(f"its {pending.call}" for pending in self.pending[:2])
+            raise Wrong(
+                "unfinished", None, f"rank {self.number} never waits for {calls}: call wait() on what it returned"
+            )
+
+    # ------------------------------------------------------------ the functions of torch.distributed
+
+    def all_reduce(self, tensor, op=dist.ReduceOp.SUM, group=None, async_op=False):
+        self.check_tensors("all_reduce", group, tensor)
+        op = self.reduction("all_reduce", op, tensor)
+        return self.finish(self.make("all_reduce", tensor, tensor, self.next_batch(), op=op), async_op)
+
+    def broadcast(self, tensor, src=None, group=None, async_op=False, group_src=None):
+        self.check_tensors("broadcast", group, tensor)
+        root = self.check_peer("broadcast", src, group_src)
+        return self.finish(self.make("broadcast", tensor, tensor, self.next_batch(), peer=root), async_op)
+
+    def all_gather_into_tensor(self, output_tensor, input_tensor, group=None, async_op=False):
+        name = "all_gather_into_tensor"
+        self.check_tensors(name, group, output_tensor, input_tensor)
+        self.check_parts(name, output_tensor, input_tensor)
+        pending = self.make(name, input_tensor, output_tensor, self.next_batch(), output_tensor.nbytes)
+        return self.finish(pending, async_op)
+
+    def reduce_scatter_tensor(self, output, input, op=dist.ReduceOp.SUM, group=None, async_op=False):
+        name = "reduce_scatter_tensor"
+        self.check_tensors(name, group, output, input)
+        self.check_parts(name, input, output)
+        op = self.reduction(name, op, input)
+        return self.finish(self.make(name, input, output, self.next_batch(), op=op), async_op)
+
+    def barrier(self, group=None, async_op=False, device_ids=None):
+        self.check_tensors("barrier", group)
+        return self.finish(self.make("barrier", None, None, self.next_batch(), 0), async_op)
+
+    def send(self, tensor, dst=None, group=None, tag=0, group_dst=None):
+        self.message("send", tensor, dst, group, tag, group_dst, self.next_batch()).wait()
+
+    def recv(self, tensor, src=None, group=None, tag=0, group_src=None):
+        pending = self.message("recv", tensor, src, group, tag, group_src, self.next_batch())
+        pending.wait()
+        return pending.call.peer
+
+    def isend(self, tensor, dst=None, group=None, tag=0, group_dst=None):
+        return self.message("isend", tensor, dst, group, tag, group_dst, self.next_batch())
+
+    def irecv(self, tensor, src=None, group=None, tag=0, group_src=None):
+        return self.message("irecv", tensor, src, group, tag, group_src, self.next_batch())
+
+    def batch_isend_irecv(self, p2p_op_list):
+        batch = self.next_batch()
+        works = []
+        for one in p2p_op_list:
+            if one.op not in (self.isend, self.irecv):
+                raise self.wrong("tensor", "batch_isend_irecv", "takes P2POps of dist.isend or dist.irecv only")
+            name = "isend" if one.op == self.isend else "irecv"
+            works.append(self.message(name, one.tensor, one.peer, one.group, one.tag, one.group_peer, batch))
+        return works
+
+    def message(self, name, tensor, peer, group, tag, group_peer, batch):
+        self.check_tensors(name, group, tensor)
+        peer = self.check_peer(name, peer, group_peer)
+        if peer == self.number:
+            raise self.wrong("peer", name, f"names rank {peer}, which is the one that calls it")
+        sends = name in ("send", "isend")
+        given, received = (tensor, None) if sends else (None, tensor)
+        return self.make(name, given, received, batch, peer=peer, tag=tag)
+
+    def check_peer(self, name, rank, group_rank):
+        rank = group_rank if rank is None else rank
+        if rank not in range(self.size):
+            raise self.wrong("peer", name, f"names rank {rank}, but there are ranks 0 to {self.size - 1}")
+        return rank
+
+    def check_parts(self, name, whole, part):
+        if not part.ndim or whole.shape != (self.size * len(part), *part.shape[1:]):
+            shapes = f"a whole of {list(whole.shape)} and a part of {list(part.shape)}"
+            raise self.wrong("tensor", name, f"got {shapes}: {self.size} parts one after another must make the whole")
+
+    def reduction(self, name, op, tensor):
+        """Return "SUM" for ReduceOp.SUM."""
+        op = str(op).rpartition(".")[2]
+        if op not in REDUCTIONS or op == "AVG" and not tensor.is_floating_point():
+            raise self.wrong("tensor", name, f"can't use ReduceOp.{op} of {tensor.dtype}: use {', '.join(REDUCTIONS)}")
+        return op
+
+
+def describe_failure(rank, error, path):
+    """Return (kind, tensor, sentence) of what ended a rank."""
+    if isinstance(error, Wrong):
+        return error.kind, error.tensor, str(error)
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+    where = f"line {lines[-1]}" if lines else "outside of your file"
+    if "process group has not been initialized" in str(error):  # what any other function of torch.distributed says
+        return "bypass", None, f"{where}: here torch.distributed has these functions only: {KNOWN}"
+    reason = ": ".join([type(error).__name__, *str(error).strip().splitlines()[-1:]])
+    return "crash", None, f"rank {rank}, {where}: {reason}"
+
+
+def be_rank(number, pairs, path, arguments):
+    """Run the answer as one rank, tell the referee how it ended, and end this process."""
+    referee = pairs[number][1]
+    for i, (referees_end, rank_end) in enumerate(pairs):
+        referees_end.close()  # whose copies would keep a pipe open after the checker's death
+        if i != number:
+            rank_end.close()
+    rank = Rank(number, len(pairs), referee, path)
+
+    def tell_where(signal_number, frame):
+        said = f"rank {number} makes no more calls, and is in line {rank.line()}"
+        raise Wrong("hang", None, f"{said}: does every loop end?")
+
+    signal.signal(signal.SIGUSR1, tell_where)
+    try:
+        torch.set_num_threads(1)
+        with rank.in_place_of_distributed():
+            module = load_module(path, f"answer_of_rank_{number}")
+            rank.inputs = arguments
+            with rank:
+                results = module.run(**arguments)
+            rank.check_finished()
+        last = "end", (rank.events, {name: packed(value) for name, value in results.items()})
+    except BaseException as error:  # whatever a participant's code raises is a verdict on it
+        last = "failed", describe_failure(number, error, path)
+    sys.stdout.flush()
+    with contextlib.suppress(OSError):  # the checker may have gone
+        referee.send(last)
+    os._exit(0)
