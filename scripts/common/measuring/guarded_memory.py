@@ -88,6 +88,11 @@ class GuardedMemory(TorchDispatchMode):
     tensors: all of them, in order; what torch.empty and its kin allocate is marked as never written.
     """
 
+    @classmethod
+    def _should_skip_dynamo(cls):
+        """Leave torch.compile alone: else the first mode of a process imports torch._dynamo, which takes seconds."""
+        return False
+
     def __init__(self):
         super().__init__()
         self.tensors = []
