@@ -479,10 +479,11 @@ RANK_VARIABLES = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTE
 COLUMNS = ("cpu_time_total", "cuda_time_total", "device_time_total", "cpu_memory_usage", "device_memory_usage")
 SORT_KEYS = [*COLUMNS, *(f"self_{key}" for key in COLUMNS), "count"]
 # What profilers set in the process that they start: a variable, or the beginning of its name. rocprof-sys sets
-# rocprofv3's too. nsys sets its session's id when it begins to record, which can be later than our start.
+# rocprofv3's library too; rocprof-compute sets it or, from ROCm 7.12 on, only its options. nsys sets its session's id
+# when it begins to record, which can be later than our start.
 PROFILERS = {
     "rocprof-sys": ("ROCPROFSYS_", "OMNITRACE_"),
-    "rocprofv3": ("ROCP_TOOL_LIBRARIES", "HSA_TOOLS_LIB"),
+    "rocprofv3": ("ROCP_TOOL_LIBRARIES", "HSA_TOOLS_LIB", "ROCPROF_KERNEL_TRACE", "ROCPROF_COUNTER_COLLECTION"),
     "nsys": ("NSYS_",),
     "ncu": ("NV_NSIGHT_INJECTION_", "NV_COMPUTE_PROFILER_"),
     "an NVTX tool": ("NVTX_INJECTION64_PATH", "CUDA_INJECTION64_PATH"),
@@ -510,6 +511,7 @@ class Options(argparse.Namespace):
 
     launched: started by torchrun, which gives rank, world_size, local_rank and local_world_size
     profile: an option of the profiler is given
+    eager_reason: why no graph is captured, or None
     parts: what the version uses, in words
     """
 
@@ -611,7 +613,7 @@ def add_training_options(add):
     add("--use-amp", action="store_true", help="automatic mixed precision")
     add("--amp-dtype", choices=["bfloat16", "float16"], help="used by --use-amp (bfloat16)")
     add("--tf32", action="store_true", help="allow TF32 in float32 matmuls")
-    graph = f"replay the step from a CUDA/HIP graph ({GRAPH_BY_DEFAULT}; not when profiling)"
+    graph = f"replay the step from a CUDA/HIP graph ({GRAPH_BY_DEFAULT}; not in PyTorch's and ROCm's profilers)"
     add("--graph", action=flag, help=graph)
     add("--deterministic", action=flag, default=DETERMINISTIC_BY_DEFAULT, help="bitwise reproducible (%(default)s)")
     add("--device", help="cpu, cuda or cuda:N; AMD GPUs are cuda too (a GPU if there is one)")
@@ -689,9 +691,22 @@ def complete_options(options):
     completed["parallel"] = options.parallel or ("ddp" if options.launched else None)
     profiling = ("enable_pytorch_profiler", "profile_memory", "profile_operators", "profile_attention_only")
     completed["profile"] = any(getattr(options, name) for name in profiling)
-    if options.graph is None:  # a profiler sees a graph as one launch
-        completed["graph"] = GRAPH_BY_DEFAULT and not completed["profile"]
+    completed["eager_reason"] = None if options.graph else "no --graph"
+    if options.graph is None:
+        completed["eager_reason"] = default_eager_reason(completed["profile"])
+        completed["graph"] = completed["eager_reason"] is None
     return completed
+
+
+def default_eager_reason(profile):
+    """Return why a step is not captured unless --graph is given; None if it's captured."""
+    if not GRAPH_BY_DEFAULT:
+        return "no --graph"
+    if profile:
+        return "PyTorch's profiler sees a graph as one launch; --graph captures one all the same"
+    if outside_profiler() in ("rocprof-sys", "rocprofv3"):
+        return "ROCm's profilers may miss the kernels of a replayed graph; --graph captures one all the same"
+    return None
 
 
 def check_options(options):
@@ -960,7 +975,7 @@ class Trainer:
         self.synchronize = torch.cuda.synchronize if options.on_gpu else lambda: None
         self.rounds_to_tf32 = rounds_to_tf32(options.device) if options.precision == "tf32" else None
         self.graph = None
-        self.graph_reason = None if options.graph else "no --graph"  # why the step runs eagerly
+        self.graph_reason = options.eager_reason  # why the step runs eagerly
         self.saved = []  # checkpoints that this run wrote, or continued from
         self.signal = 0  # SIGTERM or SIGHUP, once it has asked this rank to stop
         self.stopped = 0  # the same once it has reached all ranks
@@ -1637,7 +1652,7 @@ def run(options):
         warmup_s = trainer.warm_up(*batch(data, 0, options), start)
         for number in handlers:  # from here on a signal is noted, and train stops at the end of a step
             signal.signal(number, lambda number, _: setattr(trainer, "signal", number))
-        if options.graph and not trainer.graph:
+        if trainer.graph_reason not in (None, "no --graph"):
             print(f"  graph      not captured, running eagerly: {trainer.graph_reason}")
         with measured_steps():
             train(trainer, data, start["step"], steps)

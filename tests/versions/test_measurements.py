@@ -330,6 +330,7 @@ def test_a_compiled_model_has_no_regions(pushed, monkeypatch):
 STARTED_BY = [
     ("rocprofv3", "ROCP_TOOL_LIBRARIES=/opt/rocm/lib/rocprofiler-sdk/librocprofiler-sdk-tool.so"),
     ("rocprofv3", "HSA_TOOLS_LIB=librocprofiler64.so"),  # rocprof of ROCm 6
+    ("rocprofv3", "ROCPROF_COUNTER_COLLECTION=0 ROCPROF_KERNEL_TRACE=1"),  # rocprof-compute from ROCm 7.12 on
     ("rocprof-sys", "ROCPROFSYS_SCRIPT_PATH=/opt/rocm/libexec ROCP_TOOL_LIBRARIES=librocprof-sys.so"),
     ("rocprof-sys", "OMNITRACE_OUTPUT_PATH=profile"),  # ROCm 6.2
     ("nsys", "NSYS_NVTX_PROFILER_REGISTER_ONLY=0 CUDA_INJECTION64_PATH=libToolsInjection64.so"),
@@ -349,6 +350,41 @@ def test_ranges_are_pushed_for_the_profiler_that_started_the_process(profiler, v
     with script.measured_steps(), script.annotate("loss"):
         pass
     assert pushed == ["measured steps", "loss", "end of loss", "end of measured steps"]
+
+
+@pytest.mark.parametrize("profiler, variables", STARTED_BY)
+@pytest.mark.parametrize("version", VERSIONS)
+def test_under_rocms_profilers_a_step_is_captured_only_if_it_is_asked_for(
+    version, profiler, variables, pushed, monkeypatch
+):
+    for variable in variables.split():
+        monkeypatch.setenv(*variable.split("="))
+    parse = load_version(version).parse_options
+    found = parse([])
+    by_rocm = profiler in ("rocprofv3", "rocprof-sys")
+    assert found.graph == (version > 2 and not by_rocm)
+    if version > 2 and by_rocm:
+        assert found.eager_reason.startswith("ROCm's profilers may miss") and "--graph captures" in found.eager_reason
+    else:
+        assert found.eager_reason == (None if found.graph else "no --graph")
+    asked = parse(["--graph"])
+    assert (asked.graph, asked.eager_reason) == (True, None)
+    assert parse(["--no-graph", "--profile-operators"]).eager_reason == "no --graph"
+
+
+@pytest.mark.parametrize("version", [3, 4])
+def test_the_graph_line_says_why_a_profiled_step_is_not_captured(version, pushed, monkeypatch, capsys):
+    """Also where nobody asked for a graph; a run that is eager because it was told to says so in the summary alone."""
+    script = load_version(version)
+    argv = [*SIZES, "--num-steps", "1"]
+    assert script.main(argv) == 0 and "  graph " not in capsys.readouterr().out
+    argv = [word for word in argv if word != "--no-graph"]
+    monkeypatch.setenv("ROCP_TOOL_LIBRARIES", "librocprofiler-sdk-tool.so")
+    script.outside_profiler.cache_clear()
+    assert script.main(argv) == 0
+    reason = "ROCm's profilers may miss the kernels of a replayed graph; --graph captures one all the same"
+    printed = capsys.readouterr().out
+    assert f"\n  graph      not captured, running eagerly: {reason}\n" in printed and f"eager ({reason})" in printed
 
 
 @pytest.mark.parametrize("value, selected", [("1", True), ("0", False), (None, False)])

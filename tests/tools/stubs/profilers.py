@@ -84,13 +84,28 @@ def first(given, *options):
     return next((given[option][0] for option in options if given.get(option)), "")
 
 
+def variables_set():
+    """Return some of the variables that the real program sets in the application, by which a script knows of it."""
+    if PROGRAM == "rocprof-sys-run":
+        return {"ROCPROFSYS_SCRIPT_PATH": "libexec"}
+    if PROGRAM == "omnitrace-run":
+        return {"OMNITRACE_TRACE": "true"}
+    if PROGRAM == "rocprof-compute" and newer_than("7.11"):
+        return {"ROCPROF_KERNEL_TRACE": "1", "ROCPROF_COUNTER_COLLECTION": "0"}
+    if PROGRAM == "omniperf" or PROGRAM == "rocprof-compute" and not newer_than("6.4"):
+        return {"HSA_TOOLS_LIB": "librocprofiler64.so.1"}
+    if PROGRAM in ("rocprofv3", "rocprof-compute"):
+        return {"ROCP_TOOL_LIBRARIES": "librocprofiler-sdk-tool.so"}
+    return {}
+
+
 def run_application(command):
     """Run it and return its status, minus a signal's number if that ended it. Ctrl-C does not end this program."""
     if not command:
         raise Refused(1, "Fatal error: No application provided")
     signal.signal(signal.SIGINT, lambda *_: None)
     regions = {"STAND_IN_REGIONS": "1"} if "--selected-regions" in sys.argv else {}
-    return subprocess.run(command, env=os.environ | regions).returncode
+    return subprocess.run(command, env=os.environ | variables_set() | regions).returncode
 
 
 def opened(path):
@@ -422,7 +437,8 @@ def compute_profile(given, command):
 def run_logged(command):
     """Run the application below rocprof and print its lines as rocprof-compute does, with empty ones after them."""
     signal.signal(signal.SIGINT, lambda *_: None)
-    run = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    environment = os.environ | variables_set()
+    run = subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     profiler = "rocprofv3" if newer_than("6.4") else "rocprof"
     for line in [*run.stdout.splitlines(), *[""] * 9]:
         print(f"   \x1b[32mINFO\x1b[0m    |-> [{profiler}] {line.strip()}")

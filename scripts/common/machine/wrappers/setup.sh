@@ -116,6 +116,7 @@ find_python() { # an absolute path: rocprof-compute up to ROCm 6.3 tests whether
 }
 
 choose_graph() { # SCRIPT OPTIONS: set GRAPH to --no-graph where a replayed graph would hide its kernels
+    # Under the profilers of ROCm and of PyTorch the script runs eagerly by itself, and says why.
     local why=""
     GRAPH=()
     [ -z "${COUNTERS_WANTED:-}" ] || [ "$PROFILER" = pytorch ] || why="counters are read kernel by kernel"
@@ -125,7 +126,7 @@ choose_graph() { # SCRIPT OPTIONS: set GRAPH to --no-graph where a replayed grap
         *" --no-graph "*) ;;
         *" --graph "*) warn "$why: compare the number of launches with that of --no-graph" ;;
         *)
-            grep -q '^GRAPH_BY_DEFAULT = True' "$1" || return 0
+            [ "$PROFILER" = nsight ] && grep -q '^GRAPH_BY_DEFAULT = True' "$1" || return 0
             GRAPH=(--no-graph)
             say "training with --no-graph, because $why"
             ;;
