@@ -20,19 +20,32 @@ from common.profiles.comparison import compared
 from common.tables import emit, rounded
 from common.versions import REPOSITORY
 
+NO_STEPS = "made from a trace alone (--analyze-existing), so without measured steps"
+
 
 def profiles_in(folder):
-    """Return the content of each profile_*.json of run_pytorch_profiler.py below a folder, the newest first."""
+    """Return the content of each profile_*.json with measured steps below a folder, the newest first, and the others.
+
+    The others are the names of those that run_pytorch_profiler.py --analyze-existing made from a trace alone.
+    """
     found = []
+    others = []
     for file in sorted(folder.rglob("profile_v*.json"), key=lambda one: -one.stat().st_mtime):
         with errors_of(file):
             content = read_object(file, "profile_v*.json")
-            if "summary" in content:  # measured steps, not only an earlier trace that was analysed
-                try_to_show(content)
-                found.append(content | {"trace": str(file.with_name(content["trace"]))})
+            if "summary" not in content:
+                others.append(str(file))
+                continue
+            try_to_show(content)
+            found.append(content | {"trace": str(file.with_name(content["trace"]))})
+    if others and not found:
+        way_out = (
+            "make one with run_pytorch_profiler.py --profile-dir, or compare traces with analyze_kernel_reduction.py"
+        )
+        raise Failure(2, f"{', '.join(others)}: {NO_STEPS}: {way_out}")
     if not found:
         raise Failure(2, f"{folder} holds no profile_v*.json: make one with run_pytorch_profiler.py --profile-dir")
-    return found
+    return found, others
 
 
 def try_to_show(content):
@@ -54,11 +67,15 @@ def profile_version(version, folder, rest):
 
 
 def newest_pair(folders):
-    """Return results and traces of the newest two profiles of like runs; Failure if none are."""
-    chosen = newest_alike(*([(content, content["metadata"]) for content in profiles_in(folder)] for folder in folders))
+    """Return results and traces of the newest two profiles of like runs, and names of left out files.
+
+    Raise Failure if no runs are alike.
+    """
+    found, others = zip(*map(profiles_in, folders), strict=True)
+    chosen = newest_alike(*([(content, content["metadata"]) for content in contents] for contents in found))
     roles = zip(("baseline", "fused"), chosen, strict=True)
     results = [report.row_of(f"{role} (version {content['version']})", content) for role, content in roles]
-    return results, read_pair(*(content["trace"] for content in chosen))
+    return results, read_pair(*(content["trace"] for content in chosen)), [name for names in others for name in names]
 
 
 def findings(results, comparison):
@@ -93,9 +110,11 @@ def generate(options, rest):
         folders.append(pathlib.Path(name or folder / f"profile_v{version}"))
         if not name:
             profile_version(version, folders[-1], rest)
-    results, traces = newest_pair(folders)
+    results, traces, left_out = newest_pair(folders)
     comparison = compared({result["name"]: trace for result, trace in zip(results, traces, strict=True)})
     notice = findings(results, comparison)
+    if left_out:
+        notice.append(f"Left out, {NO_STEPS}: {', '.join(left_out)}.")
     target = result_folder(folder, "--output-dir") / pathlib.Path(options.output).name
     target.write_text(report_text(results, traces, comparison, notice), encoding="utf-8")
     content = {"versions": results, "traces": [trace.title for trace in traces]}

@@ -430,9 +430,27 @@ def test_bad_input_of_the_fusion_report(two_profiles, one_process, tmp_path, cap
         shutil.copytree(folder, tmp_path / "new" / f"profile_v{version}", dirs_exist_ok=True)
     assert fusion_report.main([str(word) for word in wrong]) == 2 and not list((tmp_path / "new").glob("*.md"))
     file = next(two_profiles[2].rglob("profile_v2_1.json"))
-    for text, words in (("{", "damaged"), ("{}", "holds no profile_v")):
+    for text, words in (("{", "damaged"), ("{}", "profile_v2_1.json: made from a trace alone")):
         file.write_text(text)
         refused(fusion_report.main, both, capsys, words)
+
+
+def test_a_profile_without_measured_steps_is_named(two_profiles, capsys):
+    """As run_pytorch_profiler.py --analyze-existing leaves it beside a trace of the training script."""
+    both = ["--baseline", str(two_profiles[1]), "--fused", str(two_profiles[2])]
+    place = two_profiles[2] / "pytorch_profiles"
+    target = ["--output", str(place / "report.md")]
+    only_a_trace = json.loads((place / "profile_v2_1.json").read_text())
+    del only_a_trace["summary"]
+    other = place / "profile_v2_9.json"
+    other.write_text(json.dumps(only_a_trace))
+    assert fusion_report.main([*both, *target]) == 0
+    sentence = f"Left out, made from a trace alone (--analyze-existing), so without measured steps: {other}."
+    assert sentence in capsys.readouterr().out and "Left out" in (place / "report.md").read_text()
+    (place / "profile_v2_1.json").unlink()
+    refused(fusion_report.main, both, capsys, "or compare traces with analyze_kernel_reduction.py")
+    other.unlink()
+    refused(fusion_report.main, both, capsys, "holds no profile_v*.json")
 
 
 # ---------------------------------------------------------------- pages
