@@ -217,7 +217,7 @@ def analyze(path, folder):
 def main(argv=None):
     parser = Parser("run_deepspeed_flops.py", __doc__, with_json=False)  # its flops_profile.json is always written
     add = parser.add_argument
-    add("--profile-dir", default="flops_analysis", metavar="DIR", help="results (%(default)s)")
+    add("--profile-dir", "--output-dir", default="flops_analysis", metavar="DIR", help="results (%(default)s)")
     add("--computational-intensity", action="store_true", help="print FLOP per byte of every part of the step")
     add("--generate-roofline", action="store_true", help="measure ceilings and draw roofline.png")
     add("--analyze-results", metavar="FILE", help="print an earlier flops_profile.json, nothing else")

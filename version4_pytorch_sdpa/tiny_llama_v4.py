@@ -489,6 +489,14 @@ PROFILERS = {
     "an NVTX tool": ("NVTX_INJECTION64_PATH", "CUDA_INJECTION64_PATH"),
 }
 NO_REGION = contextlib.nullcontext()
+PROFILER_DEFAULTS = {"profile_dir": "pytorch_profiles", "profile_steps": 3, "sort_by": "cuda_time_total"}
+# Options that other scripts of these names have, and the tools beside this script that do their work.
+TOOLS = {
+    "enable-deepspeed-flops": "run_deepspeed_flops.py",
+    "enable-rocm-profiling": "get_hotspots.sh, get_trace.sh or another wrapper",
+    "enable-all-profiling": "run_all_profilers.sh",
+    "compare-with-v1": "compare_versions.py",
+}
 
 
 class UserError(Exception):
@@ -560,6 +568,8 @@ def between(kind, low, high):
 
 def hint(word, options):
     """Return what an unknown option --word may mean, in brackets."""
+    if word in TOOLS:
+        return f" (run {TOOLS[word]} instead)"
     ending = [option for option in options if option.endswith(f"-{word}")]
     for option in ending or difflib.get_close_matches(f"--{word}", options, n=1):
         return f" (did you mean {option}?)"
@@ -627,11 +637,13 @@ def add_training_options(add):
 
 def add_profiling_options(add):
     add("--enable-pytorch-profiler", action="store_true", help="write a trace for ui.perfetto.dev")
-    add("--profile-dir", metavar="DIR", default="pytorch_profiles", help="folder of the traces (%(default)s)")
-    add("--profile-steps", type=between(int, 1, 10_000), default=3, metavar="N", help="steps to profile (%(default)s)")
+    defaults = PROFILER_DEFAULTS
+    add("--profile-dir", metavar="DIR", help=f"folder of the traces ({defaults['profile_dir']})")
+    steps = f"steps to profile ({defaults['profile_steps']})"
+    add("--profile-steps", type=between(int, 1, 10_000), metavar="N", help=steps)
     add("--profile-memory", "--enable-memory-profiling", action="store_true", help="also print memory by operator")
     add("--profile-operators", action="store_true", help="print a table of the operators")
-    add("--sort-by", choices=SORT_KEYS, metavar="KEY", default="cuda_time_total", help="table order (%(default)s)")
+    add("--sort-by", choices=SORT_KEYS, metavar="KEY", help=f"order of that table ({defaults['sort_by']})")
     add("--profile-attention-only", action="store_true", help="profile one attention layer alone")
 
 
@@ -691,6 +703,12 @@ def complete_options(options):
     completed["parallel"] = options.parallel or ("ddp" if options.launched else None)
     profiling = ("enable_pytorch_profiler", "profile_memory", "profile_operators", "profile_attention_only")
     completed["profile"] = any(getattr(options, name) for name in profiling)
+    if options.sort_by and not options.profile_operators:
+        raise UserError("--sort-by has no effect without --profile-operators: add it")
+    for name, default in PROFILER_DEFAULTS.items():
+        if getattr(options, name) and not completed["profile"]:
+            raise UserError(f"--{name.replace('_', '-')} has no effect without --enable-pytorch-profiler: add it")
+        completed[name] = getattr(options, name) or default
     completed["eager_reason"] = None if options.graph else "no --graph"
     if options.graph is None:
         completed["eager_reason"] = default_eager_reason(completed["profile"])

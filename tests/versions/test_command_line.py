@@ -125,6 +125,13 @@ ODD_COMMAND_LINES = {
         --peer-adamw: --peer-adamw
         --compress-gradients: --compress-gradients
         stray: stray
+        (run run_deepspeed_flops.py instead): --enable-deepspeed-flops
+        (run get_hotspots.sh, get_trace.sh or another wrapper instead): --enable-rocm-profiling
+        (run run_all_profilers.sh instead): --enable-all-profiling
+        (run compare_versions.py instead): --compare-with-v1 v1.json
+        --profile-dir has no effect without --enable-pytorch-profiler: --profile-dir folder
+        --profile-steps has no effect without --enable-pytorch-profiler: --profile-steps 5
+        --sort-by has no effect without --profile-operators: --enable-pytorch-profiler --sort-by count
         (did you mean --seed?): -s 3
         -x: -x
         --data: --data

@@ -26,6 +26,16 @@ def started(version, *argv, **options):
     return Fork(SCRIPTS[version], *MINI, "--warmup-steps", "1", *argv, **options)
 
 
+def test_version_3_without_triton_ends_in_one_line(tmp_path):
+    (tmp_path / "triton.py").write_text("raise ModuleNotFoundError(\"No module named 'triton'\")")
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    result = subprocess.run([sys.executable, SCRIPTS[3], "--help"], env=environment, capture_output=True, text=True)
+    said = (
+        "tiny_llama_v3.py needs Triton (No module named 'triton'): pip install triton on Linux, or run another version"
+    )
+    assert (result.returncode, result.stdout, result.stderr) == (1, "", f"{said}\n")
+
+
 # ---------------------------------------------------------------- signals
 
 

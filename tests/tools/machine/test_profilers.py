@@ -205,6 +205,14 @@ def test_no_release_is_trusted_with_a_graph(version, release, arguments, run):
     assert ("warning: a replayed graph may hide kernels" in result.stderr) == (arguments == "--graph")
 
 
+def test_words_and_variables_of_other_wrappers_of_these_names_are_answered(run):
+    """The training script refused the words, and the variables had no effect without a sentence."""
+    result = run("get_rocprof_compute.sh", "roof-only", "--dry-run", profilers="rocm-7.0")
+    assert result.returncode == 2 and "'roof-only' is no option: --roof adds the roofline" in result.stderr
+    result = run("get_trace.sh", "--dry-run", profilers="rocm-7.0", TINYTRANSFORMER_BATCH_SIZE="4")
+    assert result.returncode == 0 and "TINYTRANSFORMER_BATCH_SIZE has no effect: give options" in result.stderr
+
+
 SHOWS_ENVIRONMENT = """#!/usr/bin/env bash
 [[ $1 != *tiny_llama_v3.py ]] || env >"$(dirname "$0")/seen"
 exec training_python "$@"

@@ -281,6 +281,21 @@ def test_all_profilers_end_with_a_failure_before_a_part(statuses, wanted, tmp_pa
     assert words[2:] == (["PARTLY", "stopped", "not", "not", "not"] if wanted == 130 else shown)
 
 
+@pytest.mark.parametrize("profilers", ["nvidia", None])
+def test_all_profilers_print_their_commands(profilers, tmp_path):
+    """As the wrappers do. The training script took --dry-run for an option of its own, and everything failed."""
+    paths = [str(STUBS / profilers)] if profilers else []
+    machine = {"PATH": os.pathsep.join([*paths, os.environ["PATH"]]), "TINY_LLAMA_CPU": "", "STAND_IN_RECORD": ""}
+    options = ["--enable-rocm-tools", "--dry-run", "--profile-dir", str(tmp_path / "new"), "--preset", "tiny"]
+    result = call(2, "run_all_profilers.sh", *options, cwd=tmp_path, **machine)
+    assert result.returncode == 0, result.stderr
+    lines = result.stdout.splitlines()
+    assert len([line for line in lines if "/run_" in line and line.endswith("--preset tiny")]) == 2
+    assert bool([line for line in lines if line.startswith("nsys profile")]) == bool(profilers)
+    assert not {"done", "FAILED"} & {line.split()[0] for line in lines if line} and not list(tmp_path.iterdir())
+    assert len([line for line in lines if line.startswith("missing ")]) == (0 if profilers else 5)
+
+
 def test_a_version_that_is_not_there_is_refused(tmp_path):
     result = call(1, "run_all_profilers.sh", "--version", "7", cwd=tmp_path)
     assert result.returncode == 2 and "--version 1, 2, 3 or 4" in result.stderr

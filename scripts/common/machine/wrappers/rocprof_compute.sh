@@ -6,6 +6,9 @@ own_option() {
     case $1 in
         --roof) ROOF=1 ;;
         --kernel) value_of "$@" && KERNEL=$VALUE ;;
+        full | no-roof | roof-only)
+            fail 2 "'$1' is no option: --roof adds the roofline to the counters, --roof -- --roof-only measures it alone"
+            ;;
         *) return 1 ;;
     esac
 }

@@ -197,6 +197,8 @@ setup() { # PREFIX "ROCM TOOLS" NSIGHT_TOOL "DEFAULTS" OPTIONS...: the user's op
         shift "$TAKEN"
     done
     [ "$PROCESSES" != 1 ] || PROCESSES=""
+    [ -z "$(compgen -v TINYTRANSFORMER_)" ] ||
+        warn "$(compgen -v TINYTRANSFORMER_ | paste -sd ' ') has no effect: give options, such as --batch-size 8"
     find_python
     choose_profiler "$wanted" "$rocm" "$NSIGHT"
     if [ "$PROFILER" = rocm ]; then
