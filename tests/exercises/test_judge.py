@@ -76,6 +76,7 @@ def test_errors_of_all_elements_are_told_by_their_size(bound, size, said):
     [
         ((slice(None), slice(7, 8)), "wrong only in column 7 of 8"),
         ((slice(1, 4), slice(None)), "wrong only in row 1 to 3 of 4"),
+        ((slice(2, 4), slice(None)), "wrong only in row 2 to 3 of 4"),
         ((slice(3, 4), slice(7, 8)), "wrong only in row 3 of 4, column 7 of 8"),
         ((slice(0, 4), slice(0, 7)), "wrong only in column 0 to 6 of 8"),
     ],
