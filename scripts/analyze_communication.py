@@ -14,11 +14,12 @@ whatever its name. One file may hold several ranks.
 import pathlib
 import re
 import sys
+from collections import Counter
 
 from common.command_line import Failure, Parser, add_gpu, add_steps
-from common.profiles import read_ranks, steps_needed, traces_in, unlike, whole_traces
+from common.profiles import files_of_others, read_ranks, steps_needed, traces_in, unlike, whole_traces
 from common.profiles.collectives import COLUMNS as COLLECTIVE_COLUMNS
-from common.profiles.collectives import MEANING, collective_rows
+from common.profiles.collectives import MEANING, collective_rows, on_cpu
 from common.tables import columns, emit, text_table
 
 COLUMNS = (
@@ -49,20 +50,46 @@ def rank_row(profile):
 
 
 def trace_files(path):
-    """Return the file, or of a folder the newest trace of each rank."""
+    """Return the file or, of a folder, the newest trace of each rank, and remarks about what is left out.
+
+    Traces that name no rank, and other profilers' files, are a rank each.
+    """
     if not path.is_dir():
-        return [path]
-    newest = {}
+        return [path], []
+    ranked = []
     for file in whole_traces(path):
         if rank := re.search(r"_rank(\d+)_", file.name):
-            newest.setdefault(int(rank[1]), file)
-    if not newest:
-        for file, rank in traces_in(path):
-            if rank is not None:
-                newest.setdefault(rank, file)
-    if not newest:
-        raise Failure(2, f"{path} holds no trace of a rank: record with --enable-pytorch-profiler under torchrun")
-    return [newest[rank] for rank in sorted(newest)]
+            ranked.append((file, int(rank[1])))
+    nameless = []
+    if not ranked:
+        traces = traces_in(path)
+        ranked = [(file, rank) for file, rank in traces if rank is not None]
+        nameless = [file for file, rank in traces if rank is None]
+    if not ranked and nameless:
+        remark = "No trace here says its rank, so each file counts as one."
+        return sorted(nameless), [remark] if len(nameless) > 1 else []
+    if not ranked:
+        files = files_of_others(path)
+        if not files:
+            way = "record with --enable-pytorch-profiler under torchrun"
+            raise Failure(2, f"{path} holds no trace of a rank: {way}")
+        return files, []
+    newest = {}
+    older = []
+    for file, rank in ranked:
+        if newest.setdefault(rank, file) is not file:
+            older.append(f"{file.relative_to(path)} (rank {rank})")
+    remarks = []
+    if older:
+        more = f" and {len(older) - NAMED} more" if len(older) > NAMED else ""
+        shown = f"{', '.join(older[:NAMED])}{more}"
+        remarks.append(f"Left out, because a newer file says that it's of the same rank: {shown}.")
+    if nameless:
+        remarks.append(f"{len(nameless)} traces in the folder name no rank, and are left out.")
+    return [newest[rank] for rank in sorted(newest)], remarks
+
+
+NAMED = 3  # files that a remark names
 
 
 def differences(first, other):
@@ -80,16 +107,22 @@ def differences(first, other):
 
 
 def names_of(profiles):
-    """Return a name for each rank: its number, else that of its GPU or file."""
+    """Return a name for each rank: its number, else that of its file or, of several in one file, of its GPU."""
     names = []
+    in_file = Counter(profile.path for profile in profiles)
     for profile in profiles:
-        source = profile.sources[0] if profile.sources else profile.path.name
-        names.append(f"rank {profile.rank}" if profile.rank is not None else str(source))
+        name = profile.path.name
+        if profile.rank is not None:
+            name = f"rank {profile.rank}"
+        elif profile.sources and in_file[profile.path] > 1:
+            name = profile.sources[0]
+        names.append(name)
     return names if len(set(names)) == len(names) else [f"{name} #{i}" for i, name in enumerate(names, 1)]
 
 
 def analyze(options):
-    files = trace_files(pathlib.Path(options.traces))
+    path = pathlib.Path(options.traces)
+    files, left_out = trace_files(path)
     first, *others = found = [rank for file in files for rank in read_ranks(file, options.steps, options.gpu)]
     for profile in others:
         if unlike_in := differences(first, profile):
@@ -98,7 +131,9 @@ def analyze(options):
     rows = [rank_row(profile) for profile in found]
     if len(files) < len(found):
         rows = [row | {"trace": f"{row['trace']} {name}"} for row, name in zip(rows, names_of(found), strict=True)]
-    collectives, remarks = collective_rows(found, names_of(found))
+    way = "the folder must hold the traces of all ranks" if path.is_dir() else "give the folder with all ranks"
+    collectives, remarks = collective_rows(found, names_of(found), way)
+    remarks = [*left_out, *remarks, *on_cpu(found)]
     remarks += dict.fromkeys(remark for profile in found for remark in profile.remarks)
     text = [text_table(*columns(COLUMNS, rows))]
     if collectives:

@@ -50,10 +50,15 @@ GZIP = b"\x1f\x8b"
 UNPACKED = 2**32  # bytes at most: a trace of a GPU can have a gigabyte, a damaged or foreign file any number
 
 
+def check_regular(path):
+    """Raise Failure for a device or a pipe, which may never end."""
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise Failure(2, "isn't a regular file: name a file that a profiler or a script wrote")
+
+
 def content_of(path):
     """Return the bytes of a file, unpacked if gzip packed them."""
-    if not stat.S_ISREG(path.stat().st_mode):  # a device or pipe may never end
-        raise Failure(2, "isn't a regular file: name a file that a profiler or a script wrote")
+    check_regular(path)
     content = path.read_bytes().removeprefix(codecs.BOM_UTF8)  # an editor may have saved it
     if not content.startswith(GZIP):
         return content

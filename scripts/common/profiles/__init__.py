@@ -13,6 +13,7 @@ from common.profiles.databases import GPU_COLUMNS, PROCESS_COLUMNS
 from common.profiles.files import (
     check_one_result,
     files_of,
+    files_of_others,
     gpu_profile,
     matching,
     newest_alike,

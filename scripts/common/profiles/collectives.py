@@ -1,5 +1,6 @@
 """Match the collectives of a run's ranks: their bandwidth, and which rank came last. Standard library only."""
 
+import re
 import statistics
 from collections import Counter
 
@@ -50,10 +51,27 @@ def keyed(profile):
     return found
 
 
-def collective_rows(profiles, names):
+ON_CPU = re.compile("(gloo|mpi):")
+
+
+def on_cpu(profiles):
+    """Return remarks about collectives of libraries that communicate on the CPU."""
+    found = {}
+    for profile in profiles:
+        for event in profile.host:
+            if library := ON_CPU.match(event["name"]):
+                found.setdefault(library[1], []).append(event["dur"])
+    remarks = []
+    for library, us in found.items():
+        part = f"for {sum(us) / 1e3:,.3f} ms in {len(us):,} calls here"
+        remarks.append(f"{library} communicates on the CPU, {part}: this table has GPUs alone.")
+    return remarks
+
+
+def collective_rows(profiles, names, way="give the folder with all ranks"):
     """Return a row per kind of collective that all ranks of a group made, and remarks about what does not match.
 
-    names: of the ranks, in the order of the profiles.
+    names: of the ranks, in the order of the profiles. way: to the bandwidths, where one rank's trace is all.
     """
     of_rank = [keyed(profile) for profile in profiles]
     whole = Counter(key for found in of_rank for key in found)
@@ -89,5 +107,5 @@ def collective_rows(profiles, names):
     if single and len(profiles) > 1:
         remarks.append(f"{single:,} collectives are missing from the trace of a rank, which may have come last.")
     if single and len(profiles) == 1:
-        remarks.append("One rank's trace also contains its waiting: for bandwidths, give the folder with all ranks.")
+        remarks.append(f"One rank's trace also contains its waiting: for bandwidths, {way}.")
     return rows, remarks

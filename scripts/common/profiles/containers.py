@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from common.command_line import Failure, progress
-from common.files import EMPTY, GZIP, content_of
+from common.files import EMPTY, check_regular, content_of
 
 DATABASE = "database"
 PERFETTO = "Perfetto trace"
@@ -26,13 +26,18 @@ NO_TEXT = re.compile(rb"[\x01-\x08\x0e-\x1f]")
 @contextlib.contextmanager
 def opened(path):
     """Yield a file's container and its contents: a Database, bytes of Perfetto, parsed JSON, or a Table."""
+    check_regular(path)
+    with open(path, "rb") as file:
+        is_database = file.read(len(SQLITE)) == SQLITE
+    if is_database:
+        with database(path) as found:
+            yield DATABASE, found
+        return
     content = content_of(path)
     if not content:
         raise Failure(2, EMPTY)
     if content.startswith(SQLITE):
-        with database(path) as found:
-            yield DATABASE, found
-        return
+        raise Failure(2, "is a packed database: unpack it with gunzip")
     refuse_foreign(path, content)
     is_json = re.match(rb"\s*($|[{[])", content)  # blanks alone are damaged in any format
     # A Perfetto trace begins with a line feed; so do PyTorch 2.7's traces, which are JSON, and nsys stats' tables.
@@ -116,9 +121,6 @@ class Database(NamedTuple):
 @contextlib.contextmanager
 def database(path):
     """Open an SQLite file for reading; yield it as a Database."""
-    with open(path, "rb") as file:
-        if file.read(len(GZIP)) == GZIP:
-            raise Failure(2, "is a packed database: unpack it with gunzip")
     end = time.monotonic() + LONGEST_S
     with contextlib.closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as connection:
         connection.set_progress_handler(lambda: time.monotonic() > end, CALL_EVERY)

@@ -3,9 +3,19 @@
 import re
 
 from common.command_line import Failure
+from common.files import errors_of
 from common.files import number as finite_number
+from common.profiles.containers import opened
 from common.profiles.groups import clean
-from common.profiles.model import checked_kernel, finished, labels_of, with_times
+from common.profiles.model import (
+    WITH_LAUNCHES,
+    checked_kernel,
+    copy_name,
+    finished,
+    label_of_copy,
+    labels_of,
+    with_times,
+)
 from common.profiles.traces import LOST
 
 HOST_CALLS = re.compile(  # rows of ROCm's tables of API functions, and of its table of domains
@@ -31,21 +41,66 @@ def has_sums(table):
     return {"name", "calls", "total"} <= set(table.header) and "counter" not in table.header
 
 
+def has_copies(content):
+    """Return True for rocprofv3's table of copies."""
+    return {"Source_Agent_Id", "Destination_Agent_Id", "start", "end"} <= set(content.header)
+
+
 def read_launches(path, content, gpu):
-    """Return the profiles in a table with a row per launch."""
+    """Return the profiles in a table with a row per launch, and in rocprofv3's table of copies beside it."""
     rows = [row for row in content.rows if row["name"] != BARRIER]
     rows, warnings = with_times(rows, [span_of(row, content.ns_per_unit) for row in rows], "rows")
-    labels = labels_of((row.get("process"), row.get("gpu")) for row, _, _ in rows)
+    labels = labels_of(place_of(row) for row, _, _ in rows if not is_copy(row))
     kernels = []
     for row, start, end in rows:
-        kind = "copy" if row["name"].startswith("[CUDA mem") else "kernel"
-        label = labels[row.get("process"), row.get("gpu")] if "gpu" in row or "process" in row else None
+        kind = "copy" if is_copy(row) else "kernel"
+        label = labels.get(place_of(row)) if "gpu" in row or "process" in row else None
         stream = row.get("queue") and (row["queue"], row.get("Stream_Id"))
         kernels.append(checked_kernel(row["name"], start, end - start, kind, label, stream=stream))
     if any(map(COUNTERS.match, content.header)) or old_counters(content.header):
         warnings.append(ONE_BY_ONE)
     warnings += missing_dispatches([row for row, _, _ in rows])
-    return finished(path, kernels, gpu, warnings, notes=content.notes)
+    copies, more_warnings, notes = copies_beside(path, labels)
+    return finished(path, [*kernels, *copies], gpu, [*warnings, *more_warnings], notes=[*content.notes, *notes])
+
+
+def place_of(row):
+    return row.get("process"), row.get("gpu")
+
+
+def is_copy(row):
+    """Return True for a copy or a fill of nsys stats."""
+    return row["name"].startswith("[CUDA mem")
+
+
+KERNEL_TRACE = "kernel_trace.csv"  # as rocprofv3 and rocpd name it, behind a prefix
+
+
+def copies_beside(path, labels):
+    """Return the copies in the file beside a kernel_trace, warnings about them, and notes on the run's files.
+
+    labels: {(process, GPU): name} of the kernels.
+    """
+    if not path.name.endswith(KERNEL_TRACE):
+        return [], [], []
+    prefix = path.name.removesuffix(KERNEL_TRACE)
+    beside = path.with_name(f"{prefix}memory_copy_trace.csv")
+    calls = path.with_name(f"{prefix}hip_api_trace.csv")
+    more = [f"{calls.name} isn't read: {WITH_LAUNCHES}."] if calls.is_file() else []
+    if not beside.is_file():
+        lack = "There is no memory_copy_trace file beside it: if the program copied, that time counts as idle here."
+        return [], [], [lack, *more]
+    with errors_of(beside), opened(beside) as (_, content):
+        rows = list(content.rows)
+        spans = [span_of(row, content.ns_per_unit) for row in rows]
+        rows, warnings = with_times(rows, spans, f"rows of {beside.name}")
+    copies = []
+    for row, start, end in rows:
+        ends = (row["Source_Agent_Id"], row["Destination_Agent_Id"])
+        name = copy_name(row.get("Direction") or row.get("name") or "MEMORY_COPY", *ends)
+        label = label_of_copy(labels, row.get("process"), *ends)
+        copies.append(checked_kernel(name, start, end - start, "copy", label, stream=row.get("Stream_Id")))
+    return copies, warnings, [f"Its copies are those of {beside.name}.", *more]
 
 
 def span_of(row, ns_per_unit):

@@ -1,17 +1,20 @@
 """Read databases: rocpd of ROCm 7, rpd of rocmProfileData, exports of Nsight Systems. Standard library only."""
 
 import re
+from typing import NamedTuple
 
 from common.command_line import Failure
 from common.profiles.containers import columns_of
 from common.profiles.groups import clean
-from common.profiles.model import checked_kernel, finished, is_time, labels_of
-from common.profiles.traces import LAUNCHES, launch_table
+from common.profiles.model import checked_kernel, copy_name, finished, is_time, label_of_copy, labels_of, with_times
+from common.profiles.traces import LAUNCHES, captured_launches, launch_table, lost_kernels
 
 GPU_COLUMNS = {"agent_abs_index", "agent_absolute_index", "deviceId"}  # of rocpd's kernels, old and new, and of nsys
 PROCESS_COLUMNS = {"pid", "globalPid"}
 STREAM_COLUMNS = {"stream_id", "streamId"}
 LAUNCH_COLUMNS = {"stack_id", "correlationId"}  # the number that a launch shares with its kernel
+SOURCE_COLUMNS = {"src_agent_abs_index", "src_agent_absolute_index"}  # of rocpd's copies
+DESTINATION_COLUMNS = {"dst_agent_abs_index", "dst_agent_absolute_index"}
 
 # ---------------------------------------------------------------- rocpd of ROCm 7
 
@@ -30,7 +33,7 @@ def read_rocpd(path, content, gpu):
     warnings = []
     if {"kernels", "rocpd_kernel_dispatch"} <= content.names:
         (whole,) = content.connection.execute("SELECT count(*) FROM rocpd_kernel_dispatch").fetchone()
-        lost = whole - sum(kind == "kernel" for kind, *_ in rows)
+        lost = whole - sum(row.kind == "kernel" for row in rows)
         if lost > 0:
             text = f"The view of kernels leaves out {lost:,} of {whole:,} dispatches, so sums are too small."
             warnings.append(text)
@@ -86,55 +89,159 @@ def is_nsys(found):
 
 def read_nsys(path, content, gpu):
     """Return the profiles in an SQLite export of Nsight Systems."""
-    if f"{NSYS}GRAPH_TRACE" in content.names and f"{NSYS}KERNEL" not in content.names:
-        raise Failure(2, "has one entry for a whole CUDA graph: record it with nsys --cuda-graph-trace=node")
+    rows = rows_of(content, NSYS_TABLES)
+    graphs = rows_of_graphs(content)
+    if GRAPHS in content.names and not any(row.kind == "kernel" for row in rows):
+        raise Failure(2, f"has one entry for a whole CUDA graph: record it with {NODES}")
     host = calls_of_host(content, NSYS_HOST)
+    warnings, notes = diagnostics_of(content, {row.process for row in rows}, {call["pid"] for call in host})
     if content.names.isdisjoint(table for table, *_ in NSYS_TABLES):
-        check_kernels_are_there(host)
+        check_kernels_are_there(host, [*warnings, *notes])
         way = "record it with nsys profile --trace=cuda, and let the program end by itself"
         raise Failure(2, f"is an export of Nsight Systems without kernels: {way}")
-    return profiles_of(path, rows_of(content, NSYS_TABLES), host, gpu)
+    if graphs:
+        words = "entries are whole CUDA graphs, whose kernels this file doesn't name"
+        warnings.append(f"{len(graphs):,} {words}: record with {NODES}.")
+    return profiles_of(path, [*rows, *graphs], host, gpu, warnings, [*notes, *unread_tables(content)])
+
+
+NODES = "nsys profile --cuda-graph-trace=node"
+GRAPHS = f"{NSYS}GRAPH_TRACE"  # nsys's default: one entry for all kernels of a graph
+
+
+def rows_of_graphs(found):
+    """Return a Row for each entry of a whole graph, which counts as one kernel."""
+    if GRAPHS not in found.names:
+        return []
+    executable, graph = columns_of(found.connection, GRAPHS, {"graphExecId"}, {"graphId"})
+    name = f"'[CUDA graph ' || coalesce({executable}, {graph}, '') || ', whole]'"
+    return rows_of(found, [(GRAPHS, "kernel", name)])
+
+
+DIAGNOSTICS = "DIAGNOSTIC_EVENT"
+INFORMATION = 1  # a severity; 2 is a warning, 3 an error
+LOSS = re.compile(r"not all CUDA events|CUDA.*(lost|dropped|discarded)|(lost|dropped|discarded).*CUDA", re.IGNORECASE)
+OF_CUDA = re.compile(
+    r"(?=.*(CUDA|CUPTI|driver|GPU)).*(not supported|newer|older|might|fail|could not|unable)", re.IGNORECASE
+)
+
+
+def diagnostics_of(found, launching, calling):
+    """Return what Nsight Systems says of its own recording: lists of warnings about lost events, and of notes.
+
+    launching: the processes of kernels and copies. What it says of others, such as a shell or those calling that launch
+    nothing, says nothing about these.
+    """
+    if DIAGNOSTICS not in found.names:
+        return [], []
+    others = set(calling)
+    if "PROCESSES" in found.names:
+        others |= {process for (process,) in found.connection.execute("SELECT globalPid FROM PROCESSES")}
+    if launching:
+        others -= launching
+    else:
+        others = set()
+    process, severity = columns_of(found.connection, DIAGNOSTICS, PROCESS_COLUMNS, {"severity"})
+    texts = {}
+    for text, of, level in found.connection.execute(f"SELECT text, {process}, {severity} FROM {DIAGNOSTICS}"):
+        if of not in others and level != INFORMATION:
+            texts[f"Nsight Systems says: {clean(text)}"] = text
+    warnings = [words for words, text in texts.items() if LOSS.search(text)]
+    return warnings, [words for words, text in texts.items() if words not in warnings and OF_CUDA.search(text)]
+
+
+NO_WORK = re.compile(r"SYNCHRONIZATION|CUDA_EVENT|CUDA_UM|OVERHEAD|CONTEXT|METRICS")  # tables that name a GPU
+
+
+def unread_tables(found):
+    """Return notes about tables of what ran on a GPU that nothing here reads, such as graphics or video."""
+    notes = []
+    read = {table for table, *_ in NSYS_TABLES} | {GRAPHS}
+    for table in sorted(name for name in found.names - read if not NO_WORK.search(name)):
+        if "NULL" in columns_of(found.connection, table, {"start"}, {"end"}, {"deviceId", "gpuId", "gpu"}):
+            continue
+        (count,) = found.connection.execute(f"SELECT count(*) FROM {table}").fetchone()
+        if count:
+            notes.append(f"{count:,} rows of {clean(table)} aren't read, which may be work of the GPU, too.")
+    return notes
 
 
 # ---------------------------------------------------------------- of all of them
 
 
-def rows_of(found, tables):
-    """Return the rows of a database's tables of kernels and copies.
+class Row(NamedTuple):
+    """A row of a table of kernels or copies. source and destination are the GPUs of a copy, where they are known."""
 
-    Each is kind, name, start, end, process, GPU, stream and the number that it shares with its launch.
-    """
+    kind: str
+    name: str
+    start: int
+    end: int
+    process: int | None
+    gpu: int | None
+    stream: int | None
+    launch: int | None  # the number that it shares with its launch
+    source: int | None
+    destination: int | None
+
+
+def rows_of(found, tables):
+    """Return a Row for each row of a database's tables of kernels and copies."""
     rows = []
+    known = (PROCESS_COLUMNS, GPU_COLUMNS, STREAM_COLUMNS, LAUNCH_COLUMNS, SOURCE_COLUMNS, DESTINATION_COLUMNS)
     for table, kind, name in tables:
         if table in found.names:
-            known = (PROCESS_COLUMNS, GPU_COLUMNS, STREAM_COLUMNS, LAUNCH_COLUMNS)
             more = ", ".join(columns_of(found.connection, table, *known))
             query = f"SELECT {name}, start, end, {more} FROM {table}"
-            rows += [(kind, *row) for row in found.connection.execute(query)]
+            rows += [Row(kind, *row) for row in found.connection.execute(query)]
     return rows
 
 
-def profiles_of(path, rows, host, gpu, warnings=()):
-    """Return the profiles of the rows of rows_of. host: the result of calls_of_host."""
-    if all(kind == "copy" for kind, *_ in rows):
+def profiles_of(path, rows, host, gpu, warnings=(), notes=()):
+    """Return the profiles of rows. host: the result of calls_of_host."""
+    if all(row.kind == "copy" for row in rows):
         check_kernels_are_there(host)
-    launches = launch_table(host, {number for *_, number in rows} - {None})
-    labels = labels_of((process, gpu) for kind, _, _, _, process, gpu, *_ in rows if kind == "kernel")
+    launches = launch_table(host, {row.launch for row in rows} - {None})
+    lost = lost_of(rows, host, launches)
+    timed, empty = with_times(rows, [(row.start, row.end) for row in rows], "rows")
+    labels = labels_of((row.process, row.gpu) for row, _, _ in timed if row.kind == "kernel")
     calls = []
-    for kind, name, start, end, process, number_of_gpu, stream, number in rows:
-        label = labels.get((process, number_of_gpu)) if number_of_gpu is not None or process is not None else None
-        candidates = launches.get(number, {})
-        launch = candidates.get(process) if process is not None else next(iter(candidates.values()), None)
-        calls.append(checked_kernel(name, start, end - start, kind, label, stream=stream, launch=launch))
-    return finished(path, calls, gpu, warnings, host)
+    for row, start, end in timed:
+        name = row.name
+        if row.kind == "copy":
+            label = label_of_copy(labels, row.process, row.gpu, row.source, row.destination)
+            name = copy_name(name, row.source, row.destination)
+        else:
+            label = labels[row.process, row.gpu] if row.gpu is not None or row.process is not None else None
+        candidates = launches.get(row.launch, {})
+        launch = candidates.get(row.process) if row.process is not None else next(iter(candidates.values()), None)
+        calls.append(checked_kernel(name, start, end - start, row.kind, label, stream=row.stream, launch=launch))
+    return finished(path, calls, gpu, [*warnings, *lost, *empty], host, [*notes, *captured_launches(host)])
 
 
-def check_kernels_are_there(host):
-    """Raise Failure if the host launched kernels; called where a database holds none."""
+def lost_of(rows, host, launches):
+    """Return warnings about launches without kernels, where the kernels name them. launches: of launch_table.
+
+    Where HSA's calls are recorded too, kernels may name those: then nothing is known.
+    """
+    kernels = [row for row in rows if row.kind == "kernel"]
+    if sum(row.launch in launches for row in kernels) <= len(kernels) / 2:
+        return []
+    launching = {row.process for row in kernels}
+    calls = [call for call in host if call["pid"] in launching or launching == {None}]
+    return list(lost_kernels(calls, {row.launch for row in rows}))
+
+
+def check_kernels_are_there(host, told=()):
+    """Raise Failure if the host launched kernels; called where a database holds none.
+
+    told: what the profiler says of itself.
+    """
     launches = sum(bool(LAUNCHES.match(call["name"])) for call in host)
     if launches:
-        way = "the profiler lost them; if its version is older than the driver, try a newer one"
-        raise Failure(2, f"holds {launches:,} launches and none of their kernels: {way}")
+        way = ": the profiler lost them; if its version is older than the driver, try a newer one"
+        if told:
+            way = f"; {told[0]}"
+        raise Failure(2, f"holds {launches:,} launches and none of their kernels{way}")
 
 
 def calls_of_host(found, columns):

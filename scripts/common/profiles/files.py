@@ -32,11 +32,8 @@ def files_of(path):
     traces = whole_traces(path)
     if traces:
         return traces[:1]
-    check_one_result(path)
-    for pattern in OTHER_PROFILERS:
-        files = matching(path, pattern)
-        if files:
-            return files
+    if files := files_of_others(path):
+        return files
     foreign = traces_in(path)
     if len(foreign) == 1:
         return [foreign[0][0]]
@@ -51,6 +48,12 @@ def files_of(path):
             f"{path} holds packed traces or foreign ones: name one of them, such as {packed[0].relative_to(path)}",
         )
     raise Failure(2, f"{path} has no kernel times: there's no profiler's CSV, database or trace in this folder")
+
+
+def files_of_others(folder):
+    """Return the files in a folder that other profilers than PyTorch's left in one run, a file per process."""
+    check_one_result(folder)
+    return next(filter(None, (matching(folder, pattern) for pattern in OTHER_PROFILERS)), [])
 
 
 def check_one_result(folder):
@@ -115,7 +118,13 @@ def read_profile(path, steps=None, gpu=None):
 
     steps: how many it holds, if the caller knows; otherwise the file may tell. gpu: the one to read, of several.
     """
-    return whole([one for file in files_of(pathlib.Path(path)) for one in read_file(file, gpu)], steps)
+    path = pathlib.Path(path)
+    profile = whole([one for file in files_of(path) for one in read_file(file, gpu)], steps)
+    traces = whole_traces(path) if path.is_dir() else []
+    if len(traces) > 1:
+        note = f"This is the newest of {len(traces)} traces in its folder."
+        profile = dataclasses.replace(profile, notes=(*profile.notes, note))
+    return profile
 
 
 def read_ranks(path, steps=None, gpu=None):
@@ -145,6 +154,8 @@ def whole(profiles, steps):
     more = {name: tuple(dict.fromkeys(one for profile in profiles for one in getattr(profile, name))) for name in TOLD}
     if len(launching) > 1:
         more["early"] = 0
+    if steps:
+        more["step_note"] = ""
     return dataclasses.replace(first, calls=calls, steps=steps or first.steps, processes=len(launching), **more)
 
 

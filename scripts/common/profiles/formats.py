@@ -11,7 +11,7 @@ from typing import NamedTuple
 from common.command_line import Failure
 from common.files import errors_of
 from common.profiles.containers import DATABASE, JSON, PERFETTO, TABLE, opened, without_collection
-from common.profiles.csv_files import A_ROW_PER_LAUNCH, has_launches, has_sums, read_launches, read_sums
+from common.profiles.csv_files import A_ROW_PER_LAUNCH, has_copies, has_launches, has_sums, read_launches, read_sums
 from common.profiles.databases import is_nsys, is_rocpd, is_rpd, read_nsys, read_rocpd, read_rpd
 from common.profiles.perfetto import read_perfetto
 from common.profiles.rocprof_json import is_rocprof_json, read_rocprof_json
@@ -123,6 +123,8 @@ def read_file(path, gpu=None, formats=FORMATS):
                 return one.read(path, content, gpu)
         if container == DATABASE and "OPS" in content.names:
             raise Failure(2, "is rocprof's old database: give its results.csv")
+        if container == TABLE and has_copies(content):
+            raise Failure(2, "has only copies: give the kernel_trace file beside it")
         raise Failure(2, UNKNOWN[container])
 
 

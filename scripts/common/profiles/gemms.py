@@ -9,8 +9,13 @@ from common.tables import columns
 
 # which input is the left factor
 FACTORS = {"aten::mm": 0, "aten::bmm": 0, "aten::addmm": 1, "aten::baddbmm": 1, "aten::_addmm_activation": 1}
-FACTORS |= {"aten::_scaled_mm": 0, "aten::linear": 0}
-PRECISION_OF_TYPE = {"c10::BFloat16": "bfloat16", "c10::Half": "float16", "double": "float64"}
+FACTORS |= {"aten::_scaled_mm": 0, "aten::linear": 0, "aten::_int_mm": 0}
+VECTORS = {"aten::mv": 0, "aten::addmv": 1}  # a matrix times a vector
+GROUPED = {"aten::_grouped_mm": 0, "aten::_scaled_grouped_mm": 0}  # rows, or the inner dimension, in groups
+FACTORS |= VECTORS | GROUPED
+PRECISION_OF_TYPE = {
+    "c10::BFloat16": "bfloat16", "c10::Half": "float16", "double": "float64", "signed char": "int8"
+}  # fmt: skip
 SHOWN = 20
 GEMM_COLUMNS = (
     "matmul: {operator} | batch x m x k x n: {batch}x{m}x{k}x{n} | precision: {shown_precision} | calls: {calls:,} | "
@@ -22,17 +27,22 @@ WITH_OPERATORS = "record a PyTorch program with torch.profiler and record_shapes
 
 def sizes_of(one):
     """Return (batch, m, k, n) of a matmul with recorded shapes; None for another operator, or without shapes."""
-    first = FACTORS.get(one.name.removeprefix("optimizer "))
+    name = one.name.removeprefix("optimizer ")
+    first = FACTORS.get(name)
     if first is None or len(one.dims) < first + 2:
         return None
     left, right = one.dims[first : first + 2]
+    if name in VECTORS and len(right) == 1:
+        right = [*right, 1]
     if len(left) < 2 or len(right) < 2 or not all(type(size) is int for size in [*left, *right]):
         return None
-    if one.name == "aten::linear":  # [..., k] times a weight of [n, k]
+    if name == "aten::linear":  # [..., k] times a weight of [n, k]
         left = [math.prod(left[:-1]), left[-1]]
         right = right[::-1]
     if left[-1] != right[-2] or not math.prod(left) or not right[-1]:
         return None
+    if name in GROUPED and len(left) != len(right):  # each row, or column, belongs to one of the groups
+        left = left[-2:]
     return math.prod(left[:-2]), left[-2], left[-1], right[-1]
 
 
@@ -111,6 +121,9 @@ def no_gemms(profile):
         return " ".join(["There is no matmul in it.", *profile.warnings])
     if all("conv" in one.name for one in gemms):
         return "There is no matmul in it, only convolutions."
+    others = sorted({one.name for one in gemms if one.dims and one.name not in FACTORS})
+    if others and all(one.dims for one in gemms):
+        return f"Its matmuls are of operators that this table doesn't rate: {', '.join(others[:3])}."
     return f"No matmul has recorded shapes: {WITH_SHAPES}."
 
 

@@ -22,6 +22,7 @@ GROUP_PATTERNS = [
         "communication",
         r"nccl|rccl|msccl|nvshmem|rocshmem|^(\[CUDA )?Memcpy PtoP|^c10d::|^gloo:|\bep::|deep_?ep(::|\d)|userbuffers",
     ),
+    ("communication", r"^MEMORY_COPY_\w+ \(peer\)"),  # of rocprofv3, by model.copy_name
     # of PyTorch's symmetric memory, vLLM, TensorRT-LLM and AMD's quickreduce: in the name, not in an argument
     (
         "communication",
@@ -40,8 +41,10 @@ GROUP_PATTERNS = [
     ("copies", r"^(void +)?(cpy_scalar|concat_cont|k_get_rows|k_set_rows)"),  # llama.cpp's
     ("other", r"^[^<(]*flashinfer_kv_indices"),
     ("attention", r"attention|attn|fmha|flash|sdpa|sage_fwd|bwd_kernel_(dk|dv|dq|fuse)|bwd_preprocess|softmax"),
-    ("attention", r"^[^<(]*(soft_max_|delta_net)"),
-    ("attention", r"^(_ZN\w*|[^<(]*\b)(mla_|fmla|pa_decode|pa_fwd|mha_fwd|mha_bwd)"),
+    ("attention", r"^[^<(]*(soft_max_|delta_net|delta_rule)"),
+    ("attention", r"^(_ZN\w*|[^<(]*\b)((kn_)?mla_|fmla|pa_decode|pa_fwd|mha_fwd|mha_bwd)"),
+    ("attention", r"^_(fwd|bwd)_(grouped_)?kernel(_stage\d+)?$"),  # of Triton, as in SGLang
+    ("attention", r"^[^<(]*(?<![a-z])chunk_\w*(fwd|bwd|kkt|cumsum)"),  # of flash-linear-attention and Mamba
     (
         "normalisation",
         r"(rms|layer|batch|group)_?norm|GammaBeta|rsqrt|MeanOps|pow_tensor|aten::(mean|pow)|(Mean|Pow)Back|"

@@ -24,6 +24,11 @@ COPY = "a copy that the host waited for"
 QUEUE = "from kernel to kernel in a queue"
 UNKNOWN = "cannot tell"
 REASONS = (LATE, STREAM, PEER, COPY, QUEUE, UNKNOWN)
+MOSTLY = {  # in a sentence; for a reason that isn't here
+    LATE: "because the host launched late",
+    QUEUE: QUEUE,
+    UNKNOWN: "for reasons that the profile doesn't tell",
+}
 
 EXPOSED = "Copies are exposed while no kernel computes, communication while neither a kernel nor a copy runs."
 STEP_COLUMNS = (
@@ -388,7 +393,8 @@ def verdict(found):
         return True, f"launch-bound: {share}, mostly because the host launched late{instead(found['per_step'][-1])}"
     if why.get(UNKNOWN, 0) >= 50:
         return None, f"no verdict: {share}, and the profile doesn't tell why"
-    return False, f"not launch-bound, but idle: {share}, mostly for {found['reasons'][0]['reason']}"
+    most = found["reasons"][0]["reason"]
+    return False, f"not launch-bound, but idle: {share}, mostly {MOSTLY.get(most, f'for {most}')}"
 
 
 def exposed(row, over_ms):

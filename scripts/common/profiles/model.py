@@ -84,6 +84,7 @@ class Profile:
     sources: tuple[str, ...] = ()  # the names of the GPUs, or of the processes on one GPU
     warnings: tuple[str, ...] = ()  # what shows that the profile is not complete: there is no verdict then
     notes: tuple[str, ...] = ()  # what else a reader must know of the file
+    step_note: str = ""  # by what its steps were counted, if that may be wrong
     early: int = 0  # so many of the first calls were launched before the profile began, by none of its steps
 
     @property
@@ -110,6 +111,8 @@ class Profile:
             ms = sum(call.total_ns for call in self.calls[: self.early]) / 1e6
             some = f"{self.early:,} of {len(self.calls):,} kernels and copies ({ms:,.3f} ms)"
             told.append(f"{some} were launched before the profile began, so steps and idle time don't count them.")
+        if self.step_note:
+            told.append(self.step_note)
         return [*told, *self.notes, *self.warnings]
 
     @property
@@ -144,6 +147,8 @@ LONG_NS = 10**9  # before all others: a start of 0 is none then
 
 def untimed(spans):
     """Return the places of the (start, end) in nanoseconds that a profiler left at zero, or empty."""
+    if all(start and end for start, end in spans):
+        return set()
     first = min((start for start, _ in spans if start), default=0)
     found = set()
     for at, (start, end) in enumerate(spans):
@@ -158,6 +163,8 @@ def with_times(rows, spans, what):
     spans: (start, end) of each row, in nanoseconds. what: the word for the rows.
     """
     empty = untimed(spans)
+    if not empty:
+        return [(row, *span) for row, span in zip(rows, spans, strict=True)], []
     found = [(row, *span) for at, (row, span) in enumerate(zip(rows, spans, strict=True)) if at not in empty]
     return found, without_times(len(empty), len(rows), what)
 
@@ -182,6 +189,21 @@ def labels_of(places):
     return {place: f"process-{place[0]}-{place[1]}" for place in places}
 
 
+WITH_LAUNCHES = "a rocpd database (rocprofv3 --output-format rocpd) tells why the GPU idled"
+
+
+def label_of_copy(labels, process, *ends):
+    """Return the label of the GPU that a copy is counted for, the first of its ends that ran kernels, or None."""
+    places = [(process, end) for end in ends if process is not None or end is not None]
+    return next((labels[place] for place in places if place in labels), None)
+
+
+def copy_name(name, source, destination):
+    """Return the name of a copy, which says so if it's one between two GPUs: then it communicates."""
+    between = None not in (source, destination) and source != destination
+    return f"{name} (peer)" if "DEVICE_TO_DEVICE" in name and between else name
+
+
 EACH = object()  # for gpu: a profile of each GPU
 
 
@@ -198,7 +220,11 @@ def only_source(profile, wanted):
         return profile
     if wanted not in profile.sources:
         raise Failure(2, f"{profile.path} has no GPU or process {wanted}: it has {', '.join(profile.sources)}")
-    return dataclasses.replace(profile, calls=[call for call in profile.calls if call.gpu == wanted], sources=(wanted,))
+    calls = [call for call in profile.calls if call.gpu == wanted]
+    warnings = profile.warnings
+    if nameless := sum(call.gpu is None for call in profile.calls):
+        warnings += (f"{nameless:,} copies name no GPU, so they are left out here.",)
+    return dataclasses.replace(profile, calls=calls, sources=(wanted,), warnings=warnings)
 
 
 def check_one_gpu(profile):
@@ -276,6 +302,8 @@ def finished(path, calls, gpu=None, warnings=(), host=(), notes=()):
     gpu: the one to read, of several; EACH reads a profile of each, None one of all. host: events of the host.
     """
     sources = {call.gpu for call in calls if call.kind == "kernel" and call.gpu is not None}
+    if len(sources) == 1:  # what names no GPU ran on this one
+        calls = [call if call.gpu is not None else call._replace(gpu=next(iter(sources))) for call in calls]
     calls.sort(key=lambda call: call.start_ns)
     if calls:
         calls, twice = without_twins(calls)

@@ -7,14 +7,15 @@ import math
 import re
 
 from common.formulas import counts
-from common.profiles.gemms import FACTORS
+from common.profiles.gemms import FACTORS, GROUPED, VECTORS
 
 ELEMENT_BYTES = {
     "float": 4, "double": 8, "c10::Half": 2, "c10::BFloat16": 2, "long int": 8, "int": 4, "bool": 1, "unsigned char": 1,
     "signed char": 1, "short int": 2, "c10::complex<float>": 8, "c10::complex<double>": 16,
     "TensorList": 4,  # the trace does not say which: the lists of this model are float32
 }  # fmt: skip
-PRODUCTS = {name: at for name, at in FACTORS.items() if name not in ("aten::_scaled_mm", "aten::linear")}
+NO_PRODUCTS = {"aten::_scaled_mm", "aten::_int_mm", "aten::linear", *VECTORS, *GROUPED}  # counted in gemms.py alone
+PRODUCTS = {name: at for name, at in FACTORS.items() if name not in NO_PRODUCTS}
 ATTENTION = re.compile(r"aten::_(scaled_dot_product|cudnn_attention|flash_attention|efficient_attention)_\w+")
 OVER_A_LINK = re.compile("^Memcpy (HtoD|DtoH|PtoP)|HOST_TO_DEVICE|DEVICE_TO_HOST")
 
@@ -22,7 +23,8 @@ OVER_A_LINK = re.compile("^Memcpy (HtoD|DtoH|PtoP)|HOST_TO_DEVICE|DEVICE_TO_HOST
 UNTOLD = re.compile(
     r"^(?!aten::|triton_|Mem)|^triton_tem|"  # compiled regions, autograd functions, other libraries and kernels
     r"^triton_\w*(embedding|index|gather|scatter|slice|select|split)|"
-    r"^aten::\w*(conv|lstm|gru|rnn|fft|linear|cdist)|^aten::linalg_(?!vector_norm)|^aten::_\w+_mm$|"  # other products
+    r"^aten::\w*(conv|lstm|gru|rnn|fft|linear|cdist)|^aten::linalg_(?!vector_norm)|"  # other products
+    r"^aten::_\w+_mm$|^aten::(add)?mv$|"
     r"^aten::_?(index(?!_select)|scatter|take|put|embedding_bag|grid_sampl)"  # they read or write a part
 )
 

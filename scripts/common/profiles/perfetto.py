@@ -11,8 +11,10 @@ from common.files import DAMAGE
 from common.profiles.model import checked_kernel, finished
 
 KERNEL_CATEGORIES = {"rocm_kernel_dispatch", "kernel_dispatch", "device_hip", "hip_activity", "roctracer_hip_activity"}
-KERNEL_CATEGORIES |= {"rocm_hip_stream"}  # of rocprof-sys from ROCm 7.1 on, which has NOT_KERNELS in it too
-NOT_KERNELS = re.compile("(MEMORY_COPY|SCRATCH_MEMORY)_")
+KERNEL_CATEGORIES |= {"rocm_hip_stream"}  # of rocprof-sys from ROCm 7.1 on, which has copies and NO_WORK in it too
+COPY_CATEGORIES = {"rocm_memory_copy", "memory_copy"}
+COPY = re.compile("MEMORY_COPY_")
+NO_WORK = re.compile("SCRATCH_MEMORY_")
 SLICE_BEGIN, SLICE_END = 1, 2
 INCREMENTAL_CLOCK = 64  # the clock of Perfetto's C++ library, whose time stamps are differences
 
@@ -73,8 +75,8 @@ class Sequence:
         self.track = 0
         self.open = {}
 
-    def kernel(self, packet):
-        """Read a packet; return (name, start, end) where it ends a kernel, else None."""
+    def call(self, packet):
+        """Read a packet; return (name, start, end, kind) where it ends a kernel or a copy, else None."""
         if packet.last(13) & 1 or 59 in packet:  # forget the names of before, take new defaults
             defaults = packet.part(59)
             self.names = {}
@@ -95,19 +97,21 @@ class Sequence:
             categories = {self.categories.get(number) for number in event.get(3, [])}
             categories |= {name.decode(errors="replace") for name in event.get(22, [])}
             name = event.text(23) if 23 in event else self.names.get(event.last(10), "?")
-            stack.append((name, now, bool(categories & KERNEL_CATEGORIES) and not NOT_KERNELS.match(name)))
+            works = bool(categories & (KERNEL_CATEGORIES | COPY_CATEGORIES)) and not NO_WORK.match(name)
+            kind = "copy" if categories & COPY_CATEGORIES or COPY.match(name) else "kernel"
+            stack.append((name, now, kind if works else None))
         elif event.last(9) == SLICE_END and stack:
-            name, start, kernel = stack.pop()
-            return (name, start, now) if kernel else None
+            name, start, kind = stack.pop()
+            return (name, start, now, kind) if kind else None
         return None
 
 
-def kernels(data):
-    """Return (name, start_ns, end_ns) of every kernel in a trace."""
+def calls_in(data):
+    """Return (name, start_ns, end_ns, kind) of every kernel and copy in a trace."""
     sequences = {}
     found = []
     for packet in Message(data).parts(1):
-        found.append(sequences.setdefault(packet.last(10), Sequence()).kernel(packet))
+        found.append(sequences.setdefault(packet.last(10), Sequence()).call(packet))
     return list(filter(None, found))
 
 
@@ -118,10 +122,12 @@ def read_perfetto(path, content, gpu):
     it.
     """
     try:
-        found = [checked_kernel(name, start, end - start) for name, start, end in kernels(content)]
+        found = [checked_kernel(name, start, end - start, kind) for name, start, end, kind in calls_in(content)]
     except DAMAGE as error:  # a number where a message belongs, for one
         export = "turn an .nsys-rep file into a database with nsys export --type sqlite"
         raise Failure(2, f"isn't a Perfetto trace, or is damaged ({error}): {export}") from None
-    if not found and any(category.encode() in content for category in KERNEL_CATEGORIES):
+    if not any(call.kind == "kernel" for call in found) and any(
+        category.encode() in content for category in KERNEL_CATEGORIES
+    ):
         raise Failure(0, "has its kernels in a form that this tool can't read: open it in https://ui.perfetto.dev")
     return finished(path, found, gpu)

@@ -8,6 +8,7 @@ import dataclasses
 import itertools
 import re
 from collections import Counter
+from typing import NamedTuple
 
 from common.command_line import PRECISIONS, Failure
 from common.files import number as finite_number
@@ -101,6 +102,7 @@ def read_trace(path, content, gpu=None):
         else:
             host.append(event)
     number_launches([*launches, *empty], host)
+    part_processes(launches, host)
     kernels = [event for event in empty if event["cat"] in KINDS]
     warnings = [*unended, *without_times(len(kernels), len(launches) + len(kernels), "kernels and copies")]
     told = {"warnings": warnings, "empty": kernels}
@@ -132,29 +134,27 @@ def profile_of(path, content, origin_us, memory, launches, host, labels, warning
     marks = [event for event in host if event["cat"] == "user_annotation"]
     metadata = metadata_in(content)
     device = device_of(content, launches)
-    early = 0
     if launches:
-        calls, operations, incomplete, early = work_of_gpus(launches, labels, runtime, operators, empty)
-        warnings = [*warnings, *incomplete]
+        work = work_of_gpus(launches, labels, runtime, operators, empty)
     else:
         check_cpu_only(content, runtime, memory, device)
         device = None  # the GPU of that machine did nothing
         computing = operators_that_compute(operators, optimizer_steps(host))
         calls = [checked_kernel(one["name"], 1e3 * one["ts"], 1e3 * one["dur"], "operator") for one in computing]
-        operations = [operation(event, [event]) for event in computing]
+        work = Work(calls, [operation(event, [event]) for event in computing])
     phases = []
     for event in marks:
         if event["name"] in PHASES:
             phases.append((event["name"], event["ts"], event["ts"] + event["dur"]))
-    steps, step_spans = steps_in(marks, runtime, operators, metadata)
+    steps, step_spans, step_note = steps_in(marks, runtime, operators, metadata)
     return Profile(
         path,
-        calls,
-        operations,
+        work.calls,
+        work.operations,
         steps=steps,
         device=device,
         metadata=metadata,
-        step_ms=step_times(phases, calls) if metadata else [],
+        step_ms=step_times(phases, work.calls) if metadata else [],
         memory=memory,
         phases=phases,
         spans=step_spans,
@@ -162,13 +162,25 @@ def profile_of(path, content, origin_us, memory, launches, host, labels, warning
         rank=rank_of(content),
         host=host,
         sources=tuple(labels.values()),
-        warnings=tuple(warnings),
-        early=early,
+        warnings=(*warnings, *work.warnings),
+        notes=work.notes,
+        early=work.early,
+        step_note=step_note,
     )
 
 
+class Work(NamedTuple):
+    """The calls and operations of a profile, what the launches say of it, and how many began before it."""
+
+    calls: list
+    operations: list
+    warnings: tuple = ()
+    notes: tuple = ()
+    early: int = 0
+
+
 def work_of_gpus(launches, labels, runtime, operators, empty):
-    """Return calls, operations, warnings, and how many calls were launched before the profile began."""
+    """Return the Work of launches on GPUs. empty: those without times."""
     wanted = {event["args"].get("correlation") for event in launches if event.get("args")} - {None}
     host_calls = launch_table(runtime, wanted)
     if numbers_are_launches(launches):
@@ -177,12 +189,14 @@ def work_of_gpus(launches, labels, runtime, operators, empty):
         operator_of = {operator_number(event): event for event in operators}
     calls = [gpu_call(event, labels, host_calls, operator_of) for event in launches]
     calls, warnings = without_twins(calls)
-    warnings += (*lost_launches(runtime, [*launches, *empty]), *overruns(calls))
+    lacking, notes = lost_in_replays(runtime, launches)
+    notes += captured_launches(runtime)
+    warnings = (*warnings, *lost_launches(runtime, [*launches, *empty]), *lacking, *overruns(calls))
     if len(labels) > 1:  # of several GPUs no tool asks for operators, nor for steps
-        return calls, [], warnings, 0
+        return Work(calls, [], warnings, notes)
     early = early_calls(calls)
     launches = [event for event in launches if 1e3 * event["ts"] >= calls[early].start_ns]
-    return calls, operations_of_launches(launches, operator_of, host_calls), warnings, early
+    return Work(calls, operations_of_launches(launches, operator_of, host_calls), warnings, notes, early)
 
 
 def check_cpu_only(content, runtime, memory, device):
@@ -300,7 +314,48 @@ def place_of(event):
     process = event.get("pid")
     if device is None:
         device = process
-    return str(process), device
+    return str(event.get(LAUNCHER, process)), device
+
+
+LAUNCHER = "launched by"  # a process that part_processes writes into a launch
+
+
+def part_processes(launches, host):
+    """Write into each launch which process launched it, where several processes call their GPU by one number.
+
+    Raise Failure if these share the numbers of their launches, too.
+    """
+    if len({event.get("pid") for event in host if event["cat"] in RUNTIMES}) < 2:
+        return
+    launchers = {}  # number of a launch: its processes
+    graphs = set()
+    for event in host:
+        if event["cat"] in RUNTIMES:
+            number = (event.get("args") or {}).get("correlation")
+            launchers.setdefault(number, set()).add(event.get("pid"))
+            if event["name"] in GRAPH_LAUNCHES:
+                graphs.add(number)
+    of_place = {}
+    for event in launches:
+        of_place.setdefault(place_of(event), []).append(event)
+    for (_, device), events in of_place.items():
+        numbers = Counter((event.get("args") or {}).get("correlation") for event in events)
+        processes = set()
+        twice = set()
+        for number, count in numbers.items():
+            found = launchers.get(number, set())
+            if len(found) == 1:
+                processes |= found
+            elif count > 1 and number not in graphs:
+                twice |= found
+        unknown = any(len(launchers.get(number, ())) != 1 for number in numbers)
+        if len(processes | twice) > 1 and (twice or unknown):
+            words = f"{len(processes | twice)} processes that both call their GPU {clean(str(device))}"
+            way = "give each process's own trace"
+            raise Failure(2, f"holds the kernels of {words}, and doesn't tell which launched which: {way}")
+        if len(processes) > 1:
+            for event in events:
+                (event[LAUNCHER],) = launchers[event["args"]["correlation"]]
 
 
 def hosts_of(host, launches):
@@ -405,29 +460,105 @@ COLLECTIVE += ("Process Group Name", "Process Group Ranks")
 
 def lost_launches(runtime, launches):
     """Return warnings about launches, of graphs and of kernels, whose kernels are not in the trace."""
-    with_kernel = {(event.get("args") or {}).get("correlation") for event in launches}
+    with_kernel = {number_of_launch(event) for event in launches}
     if with_kernel == {None}:
         return
-    numbers = [(event["name"], (event.get("args") or {}).get("correlation")) for event in runtime]
-    graphs = [number for name, number in numbers if name in GRAPH_LAUNCHES]
+    graphs = [number_of_launch(event) for event in runtime if event["name"] in GRAPH_LAUNCHES]
     replayed = sum(number in with_kernel for number in graphs)
     if 0 < replayed < len(graphs):
         yield f"{len(graphs):,} graph launches, but kernels of only {replayed:,} of them: the profiler lost the others."
     elif graphs and not replayed and len(launches) < len(graphs):
         yield f"{len(graphs):,} graph launches, but kernels of none of them: the profiler lost them."
-    launching = {name for name in {name for name, _ in numbers} if LAUNCHES.match(name)}
-    single = [number for name, number in numbers if name in launching]
-    lost = sum(number not in with_kernel for number in single)
+    yield from lost_kernels(runtime, with_kernel)
+
+
+def lost_kernels(runtime, with_kernel):
+    """Return warnings about launches of single kernels that are not in the profile.
+
+    runtime: the host's calls in order of time. with_kernel: the numbers that kernels share with their launches.
+    """
+    names = {event["name"] for event in runtime}
+    launching = {name for name in names if LAUNCHES.match(name)}
+    single = [event for event in runtime if event["name"] in launching]
+    lost = sum(number_of_launch(event) not in with_kernel for event in single)
+    if lost > LOST * len(single) and any(CAPTURE.search(name) for name in names):
+        single = [event for event in outside_captures(runtime) if event["name"] in launching]
+        lost = sum(number_of_launch(event) not in with_kernel for event in single)
     if lost > LOST * len(single):
         cause = "they were captured into a graph, or the profiler lost them"
         yield f"{lost:,} of {len(single):,} launches have no kernel: {cause}."
+
+
+def captured_launches(runtime):
+    """Return notes about launches that a graph captured, which ran nothing."""
+    names = {event["name"] for event in runtime}
+    if not any(CAPTURE.search(name) for name in names):
+        return ()
+    launching = {name for name in names if LAUNCHES.match(name)}
+    whole = sum(event["name"] in launching for event in runtime)
+    captured = whole - sum(event["name"] in launching for event in outside_captures(runtime))
+    return (f"{captured:,} of {whole:,} launches were captured into a graph, and ran nothing.",) if captured else ()
+
+
+CAPTURE = re.compile("Stream(Begin|End)Capture")
+
+
+def outside_captures(runtime):
+    """Return the host's calls without those that a graph captured in their process, which launched nothing."""
+    capturing = set()
+    found = []
+    for event in runtime:
+        if change := CAPTURE.search(event["name"]):
+            if change[1] == "Begin":
+                capturing.add(event.get("pid"))
+            else:
+                capturing.discard(event.get("pid"))
+        elif event.get("pid") not in capturing:
+            found.append(event)
+    return found
+
+
+def number_of_launch(event):
+    return (event.get("args") or {}).get("correlation")
+
+
+def lost_in_replays(runtime, launches):
+    """Return warnings about replays that lack kernels which others of their graph have, and notes that suspect it.
+
+    Without the number of its graph, a replay that begins as a longer one does may be one of another graph.
+    """
+    replayed = {number_of_launch(event) for event in runtime if event["name"] in GRAPH_LAUNCHES}
+    if not replayed:
+        return (), ()
+    replays = {}  # (number of the graph, number of the launch): names of the kernels
+    for event in launches:
+        arguments = event.get("args") or {}
+        if (number := arguments.get("correlation")) is not None and number in replayed:
+            replays.setdefault((arguments.get("graph id"), number), []).append(event["name"])
+    longest = Counter()
+    for (graph, _), names in replays.items():
+        longest[graph] = max(longest[graph], len(names))
+    known = [(graph, names) for (graph, _), names in replays.items() if graph is not None]
+    lacking = sum(len(names) < longest[graph] for graph, names in known)
+    warnings = ()
+    if lacking > LOST * len(known):
+        words = "lack kernels that others of their graph have: the profiler lost them"
+        warnings = (f"{lacking:,} of {len(known):,} replays {words}.",)
+    unknown = [tuple(names) for (graph, _), names in replays.items() if graph is None]
+    kinds = sorted(set(unknown))  # right behind one that others begin with stands one of these
+    shorter = {one for one, other in itertools.pairwise(kinds) if other[: len(one)] == one}
+    if not shorter:
+        return warnings, ()
+    count = sum(one in shorter for one in unknown)
+    words = "have fewer kernels than others that begin alike: if it's one graph, some were lost"
+    return warnings, (f"{count:,} of {len(unknown):,} graph launches {words}.",)
 
 
 # ---------------------------------------------------------------- what is a step
 
 
 def steps_in(marks, runtime, operators, metadata):
-    """Return the number of training steps, or None, and (start, end) of each step on the host in nanoseconds.
+    """Return the number of training steps, or None, (start, end) of each on the host in nanoseconds, and a note or "".
 
     A script of the workshop marks forward and optimizer, or launches the graph that holds a step: what lies between
     its steps is the profiler's. In another program's trace "ProfilerStep#N" of PyTorch's scheduler is a step from mark
@@ -444,7 +575,8 @@ def steps_in(marks, runtime, operators, metadata):
             found.append((1e3 * start, 1e3 * max(inside, default=start)))
         names = Counter(event["name"] for event in marks)
         graphs = sum(event["name"] in GRAPH_LAUNCHES for event in runtime)
-        return names["optimizer"] or graphs or names["attention"] or None, found if names["optimizer"] else []
+        return names["optimizer"] or graphs or names["attention"] or None, found if names["optimizer"] else [], ""
+    note = ""
     scheduled = {}
     for event in marks:
         if event["name"].startswith("ProfilerStep#"):
@@ -460,12 +592,16 @@ def steps_in(marks, runtime, operators, metadata):
         first = next((event["name"] for event in other), None)  # of several optimizers the first one, as our profiler
         for event in ours or [event for event in other if event["name"] == first]:
             scheduled.setdefault(event.get("pid"), []).append(1e3 * (event["ts"] + event["dur"]))
+        if other and not ours:
+            steps = max(map(len, scheduled.values()))
+            calls = f"calls of {clean(first).removeprefix('Optimizer.step#')}"
+            note = f"Its {steps} steps are {calls}: if an iteration has several, as a GAN's has, give --steps N."
         for process, ends in scheduled.items():
             scheduled[process] = list(zip([float("-inf"), *ends[:-1]], ends, strict=True))
     counts = {len(found) for found in scheduled.values()}
     if len(counts) != 1:  # nothing is marked, or processes disagree
-        return None, []
-    return counts.pop(), next(iter(scheduled.values()))
+        return None, [], ""
+    return counts.pop(), next(iter(scheduled.values())), note
 
 
 def step_times(phases, calls):
