@@ -33,7 +33,7 @@ SENT = {
 # The names that PyTorch has for two of them from 2.13 on -> those before, which it still takes.
 RENAMED = {"all_gather_single": "all_gather_into_tensor", "reduce_scatter_single": "reduce_scatter_tensor"}
 MESSAGES = ("send", "recv", "isend", "irecv", "batch_isend_irecv")
-KNOWN = ", ".join((*SENT, *MESSAGES))
+ONLY = f"here torch.distributed has these functions only: {', '.join((*SENT, *MESSAGES))}"
 REDUCTIONS = {
     "SUM": lambda stacked: stacked.sum(0, dtype=stacked.dtype),
     "AVG": lambda stacked: stacked.mean(0),
@@ -216,28 +216,24 @@ class Rank(DispatchMode):
             if overlap(tensor, given):
                 raise Wrong("changed", name, f"{name}: {how} on rank {self.number}, but it's an input: work on a clone")
 
-    def refuse(self, name, advice):
+    def refuse(self, name, why):
         def refused(*args, **kwargs):
-            raise Wrong("bypass", None, f"line {self.line()} calls {name}: {advice}")
+            raise self.wrong("bypass", name, why)
 
         return refused
 
     @contextlib.contextmanager
     def in_place_of_distributed(self):
-        """Have torch.distributed's functions call this rank; refuse those that would make or need a process group."""
+        """Have torch.distributed's functions call this rank; the others find no process group, and say so."""
         stubs = {name: getattr(self, name) for name in (*SENT, *MESSAGES)}
         stubs |= {new: stubs[old] for new, old in RENAMED.items() if hasattr(dist, new)}
         stubs |= {"get_rank": lambda group=None: self.number, "get_world_size": lambda group=None: self.size}
         stubs |= {"is_initialized": lambda: True, "get_backend": lambda group=None: "gloo", "P2POp": P2POp}
-        for name in ("init_process_group", "destroy_process_group", "new_group"):
-            stubs[name] = self.refuse(name, "the checker has set the ranks up, so leave it out")
-        only = f"here torch.distributed has these functions only: {KNOWN}"
-        wrapper = torch.nn.parallel.DistributedDataParallel
-        with (
-            mock.patch.multiple(dist, **stubs, init_device_mesh=self.refuse("init_device_mesh", only)),
-            mock.patch.multiple(dist.distributed_c10d, **stubs),
-            mock.patch.object(wrapper, "__init__", self.refuse(wrapper.__name__, only)),
-        ):
+        for name in ("init_process_group", "destroy_process_group", "new_group", "init_device_mesh"):
+            stubs[name] = self.refuse(name, "would make groups, but the checker has set the ranks up: leave it out")
+        wrapper = torch.nn.parallel.DistributedDataParallel  # which would find out after importing the compiler
+        refused = self.refuse(wrapper.__name__, f"is not to be used: {ONLY}")
+        with mock.patch.multiple(dist, **stubs), mock.patch.object(wrapper, "__init__", refused):
             yield
 
     # ------------------------------------------------------------ making a call
@@ -399,7 +395,7 @@ def describe_failure(rank, error, path):
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
     where = f"line {lines[-1]}" if lines else "outside of your file"
     if "process group has not been initialized" in str(error):  # what any other function of torch.distributed says
-        return "bypass", None, f"{where}: here torch.distributed has these functions only: {KNOWN}"
+        return "bypass", None, f"{where}: {ONLY}"
     reason = ": ".join([type(error).__name__, *str(error).strip().splitlines()[-1:]])
     return "crash", None, f"rank {rank}, {where}: {reason}"
 

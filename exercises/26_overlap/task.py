@@ -217,7 +217,7 @@ TASK = Task(
             "    averager = Averager(weights)\n    torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))\n",
             None,
             "bypass",
-            says="DistributedDataParallel: here torch.distributed has these functions only",
+            says="here torch.distributed has these functions only",
         ),
     },
 )

@@ -258,11 +258,6 @@ def lesson_lines(version):
     return SCRIPTS[version].read_text(encoding="utf-8").split("# ============ The training")[0].count("\n")
 
 
-def ring_bytes(preset, gpus):
-    """Return the bytes that each GPU of a ring sends to sum 16-bit gradients."""
-    return 2 * (int(gpus) - 1) / int(gpus) * 2 * parameters(preset)
-
-
 def patience():
     """Return the minutes that a rank waits for another one."""
     (minutes,) = re.findall(r"timedelta\(minutes=(\d+)\)", SCRIPTS[1].read_text(encoding="utf-8"))
@@ -317,9 +312,6 @@ FACTS = {  # r: the record
         "removed_by_the_graph": lambda r, *words: (
             1 - row(r, *words, "graph")["step_ms"] / row(r, *words, "eager")["step_ms"]
         ),
-        "efficiency": lambda r, model, gpus: (
-            statistics.median(four_gpus(r, model, 1)) / statistics.median(four_gpus(r, model, gpus))
-        ),
         "gain": lambda r, *words: gain_of(r, *words).ratio,
         "gain_with_range": lambda r, *words: list(gain_of(r, *words)[:3]),
         "loss": lambda r, preset, way, name: column_of(r, preset, way, name).told[name]["loss"],
@@ -367,7 +359,6 @@ FACTS = {  # r: the record
             two["backward_ms"] - one["backward_ms"]
             for one, two in zip(on_gpus(r, "ddp", "v3", 1), on_gpus(r, "ddp", "v3", 2), strict=True)
         ],
-        "backward_alone": lambda r: statistics.mean(summary["backward_ms"] for summary in on_gpus(r, "ddp", "v3", 1)),
         "alone_on_each_of_four": lambda r: [four_gpus(r, "v3", 1)[0], four_gpus(r, "v3", 1)[-1]],
         "on_four_gpus": lambda r, model, processes: statistics.median(four_gpus(r, model, processes)),
         "rung": lambda r, preset, way, name: column_of(r, preset, way, name).step_ms(name),
@@ -388,7 +379,6 @@ FACTS = {  # r: the record
             int(count or launches(1, "bfloat16", "small")) * round(launch(r, name), 3)
         ),
         "more_copied": lambda r, one, other, *words: (moved(one, *words) - moved(other, *words)) / ceiling(r) / 1e6,
-        "all_reduce": lambda r, preset, gpus, gb_s: ring_bytes(preset, gpus) / int(gb_s) / 1e6,
         "patience": lambda r: 60_000 * patience(),
     },
     "bytes": {
@@ -398,7 +388,9 @@ FACTS = {  # r: the record
             int(each) * sizes(preset).B * sizes(preset).T * int(entries)
         ),
         "stage_peak": lambda r, stage_number: 2**20 * stage(r, stage_number, "peak"),
-        "ring_bytes": lambda r, preset, gpus: ring_bytes(preset, gpus),
+        "ring_bytes": lambda r, preset, gpus: (  # that each GPU sends, to sum gradients in 16 bits
+            2 * (int(gpus) - 1) / int(gpus) * 2 * parameters(preset)
+        ),
         "parameter_bytes": lambda r, preset, each: int(each) * parameters(preset),
         "moved_by": lambda r, one, other, *words: [moved(one, *words), moved(other, *words)],
         "more_bytes": lambda r, one, other, *words: moved(one, *words) - moved(other, *words),
