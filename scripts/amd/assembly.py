@@ -12,6 +12,10 @@ class Fault(Exception):
     """Tell what a kernel did that it must not do, or what this interpreter does not know."""
 
 
+class UnsupportedError(Fault):
+    """Tell what this interpreter does not know: the kernel may be right."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Instruction:
     """One instruction. name has no suffix of its encoding; place is the line of the kernel that it comes from."""

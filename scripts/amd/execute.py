@@ -7,7 +7,7 @@ from collections import Counter
 import numpy as np
 
 from . import atomics, matrix, memory, scalar, vector
-from .assembly import Fault
+from .assembly import Fault, UnsupportedError
 from .machine import LDS, TTMP, Memory, Wave
 from .tables import NO_EFFECT
 
@@ -39,6 +39,7 @@ class Totals:
     stored: int = 0
     workgroups: int = 0
     banks: dict = dataclasses.field(default_factory=dict)  # as in banks.BankCounts.cycles
+    writers: list = dataclasses.field(default_factory=list)  # workgroups that stored to the watched address
 
 
 def located(instruction, kernel, translate):
@@ -93,7 +94,7 @@ class Program:
             except Fault as fault:
                 unknown.setdefault(tuple(half.name for half in pair), str(fault))
         if unknown:
-            raise Fault(f"{kernel.target} {kernel.name}: {'; '.join(unknown.values())}")
+            raise UnsupportedError(f"{kernel.target} {kernel.name}: {'; '.join(unknown.values())}")
 
     def arguments(self, given, grid, warps, dynamic_lds):
         """Return the bytes of a launch's arguments: those given, in order, and the hidden ones."""
@@ -146,7 +147,7 @@ class Program:
                 paused = steps[pc](wave)
             except Fault as fault:
                 text = " :: ".join(map(str, self.kernel.code[pc]))
-                raise Fault(f"{self.kernel.target} {self.kernel.name}: {text}: {fault}") from None
+                raise type(fault)(f"{self.kernel.target} {self.kernel.name}: {text}: {fault}") from None
             if paused:
                 return
 
@@ -156,12 +157,17 @@ class Program:
         except Fault as fault:
             raise Fault(f"{self.kernel.target} {self.kernel.name}: {fault}") from None
 
-    def run_workgroup(self, waves, lds, order, counts):
-        """Run all waves of a workgroup, in the order 1 (first wave first) or -1, from barrier to barrier."""
+    def run_workgroup(self, waves, lds, order, counts, after_wave=None):
+        """Run all waves of a workgroup, in the order 1 (first wave first) or -1, from barrier to barrier.
+
+        after_wave: called whenever a wave has reached a barrier or its end.
+        """
         barrier = 0
         while True:
             for wave in waves[::order]:
                 self.run(wave, counts)
+                if after_wave:
+                    after_wave()
             self.end_of_interval(lds, barrier)
             if len({wave.ended for wave in waves}) > 1:
                 raise Fault(f"{self.kernel.target} {self.kernel.name}: some waves ended, others wait at a barrier")
@@ -173,29 +179,44 @@ class Program:
                 if wave.barriers_reached != barrier:
                     raise Fault(f"{self.kernel.target} {self.kernel.name}: waves wait at different barriers")
 
-    def launch(self, grid, given, ranges, warps, dynamic_lds, order, seed, progress):
+    def launch(self, grid, given, ranges, warps, dynamic_lds, order, seed, progress=None, limit=None, watched=None):
         """Run every workgroup of a grid (x, y, z), and return the Totals.
 
         given: the bytes of each argument. ranges: (first address, end) of what the kernel may touch.
-        progress(done, of): called after each workgroup, unless it is None.
+        progress(workgroups that are done, all workgroups, instructions): called now and then, unless it is None. limit:
+        of instructions of all waves, after which the launch ends with a Fault. watched: an address; Totals.writers gets
+        the workgroups that store there.
         """
         noise = np.random.default_rng(seed)
         arguments = self.arguments(given, grid, warps, dynamic_lds)
         address = arguments.ctypes.data
-        memory = Memory([*ranges, (address, address + len(arguments))])
+        memory = Memory([*ranges, (address, address + len(arguments))], watched)
         lds = LDS(self.kernel.lds + dynamic_lds, warps, self.kernel.target)
         waves = [Wave(self.kernel, number, lds, memory) for number in range(warps)]
         counts = [0 for _ in self.steps]
         workgroups = [(x, y, z) for z in range(grid[2]) for y in range(grid[1]) for x in range(grid[0])]
+
+        def after_wave():
+            executed = sum(counts)
+            if limit and executed > limit:
+                raise Fault(f"{self.kernel.target} {self.kernel.name}: more than {limit:,} instructions")
+            if progress:
+                progress(done, len(workgroups), executed)
+
         with np.errstate(all="ignore"):
-            for done, workgroup in enumerate(workgroups, 1):
+            for done, workgroup in enumerate(workgroups):  # noqa: B007 (after_wave reads it)
                 lds.start(noise)
+                memory.workgroup = workgroup
                 for wave in waves:
                     self.start(wave, workgroup, address, noise)
-                self.run_workgroup(waves, lds, order, counts)
-                if progress:
-                    progress(done, len(workgroups))
-        totals = Totals(loaded=memory.loaded, stored=memory.stored, workgroups=len(workgroups), banks=lds.banks.cycles)
+                self.run_workgroup(waves, lds, order, counts, after_wave if limit or progress else None)
+        totals = Totals(
+            loaded=memory.loaded,
+            stored=memory.stored,
+            workgroups=len(workgroups),
+            banks=lds.banks.cycles,
+            writers=memory.writers,
+        )
         for pair, count in zip(self.kernel.code, counts, strict=True):
             for instruction in pair:
                 totals.instructions[kind_of(instruction)] += count

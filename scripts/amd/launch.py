@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import functools
 import gc
+import re
 import struct
 import time
 from types import SimpleNamespace
@@ -18,17 +19,17 @@ from unittest import mock
 
 import torch
 from triton.backends.compiler import GPUTarget
+from triton.compiler.compiler import CompiledKernel
 from triton.runtime import driver
-from triton.runtime.jit import JITFunction
 
-from common.formulas.occupancy import TARGETS
+from common.formulas.occupancy import SIMDS, TARGETS
 
-from .assembly import Fault, parse_kernel
+from .assembly import Fault, UnsupportedError, parse_kernel
 from .execute import Program, Totals
 
 FORMATS = {
-    "i1": "<?", "i8": "<b", "u8": "<B", "i16": "<h", "u16": "<H", "i32": "<i", "u32": "<I", "i64": "<q", "u64": "<Q",
-    "fp32": "<f", "fp64": "<d",
+    "i1": "<?", "u1": "<?", "i8": "<b", "u8": "<B", "i16": "<h", "u16": "<H", "i32": "<i", "u32": "<I", "i64": "<q",
+    "u64": "<Q", "fp32": "<f", "fp64": "<d",
 }  # fmt: skip
 
 
@@ -50,11 +51,22 @@ class Launch:
 
 def driver_of(target):
     """Return a stub for the driver of a GPU that is not here: Triton asks it what to compile for."""
-    gpu = GPUTarget("hip", target, TARGETS[target].warp_size)
+    limits = TARGETS[target]
+    gpu = GPUTarget("hip", target, limits.warp_size)
+    properties = {
+        "multiprocessor_count": limits.units,
+        "max_shared_mem": limits.shared,
+        "max_num_regs": limits.registers * limits.warp_size,
+        "max_threads_per_sm": limits.most_waves * SIMDS * limits.warp_size,
+        "warpSize": limits.warp_size,
+        "arch": target,
+    }
     return SimpleNamespace(
         get_current_target=lambda: gpu,
         get_current_device=lambda: target,  # Triton keeps the kernels of each device apart
         get_current_stream=lambda device: 0,
+        get_active_torch_device=lambda: torch.device("cpu"),
+        utils=SimpleNamespace(get_device_properties=lambda device: properties),
     )
 
 
@@ -69,6 +81,12 @@ def extent(tensor):
         return tensor.data_ptr(), tensor.data_ptr()
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return tensor.data_ptr(), tensor.data_ptr() + (1 + last) * tensor.element_size()
+
+
+def storage_extent(tensor):
+    """Return the first address of the memory that a tensor is a view of, and the one after its end."""
+    storage = tensor.untyped_storage()
+    return storage.data_ptr(), storage.data_ptr() + storage.nbytes()
 
 
 def tensors_at(addresses):
@@ -93,26 +111,48 @@ def tables_of_addresses(tensors):
     return {address: found[address] for address in addresses if address in found}
 
 
-def arguments_of(kernel, signature, bound):
-    """Return the bytes of each argument, and the ranges of memory that the tensors among them allow.
+def flat_arguments(kind, value):
+    """Yield (type, value) of an argument: of each of a tuple's or a tensor descriptor's parts, and of no constant.
 
-    A tensor of int64 may be a table of addresses: the tensors that begin there are allowed, too.
+    The AMD compiler takes a descriptor apart, and passes its shape and strides twice.
+    """
+    if isinstance(kind, tuple):
+        for one_kind, one_value in zip(kind, value, strict=True):
+            yield from flat_arguments(one_kind, one_value)
+    elif kind.startswith("tensordesc"):
+        yield "*", value.base
+        yield from (("i64", number) for number in (*value.shape, *value.strides))
+        yield from (("i1", flag) for flag in (value.padding == "nan", getattr(value, "round_f32_to_tf32", None)))
+        yield from (("i32", number) for number in value.shape)
+        yield from (("i64", number) for number in value.strides)
+    elif kind != "constexpr":
+        yield kind, value
+
+
+def tensor_of(value):
+    """Return the tensor of an argument, which Triton may have wrapped to read it as another type."""
+    return value if isinstance(value, torch.Tensor) else value.base
+
+
+def arguments_of(name, signature, values):
+    """Return the bytes of each argument, and the tensors among them.
+
+    signature: {parameter: type}. values: one per parameter. A tensor of int64 may be a table of addresses: the tensors
+    that begin there count, too.
     """
     given = []
     tensors = []
-    for parameter in kernel.params:
-        kind = signature[parameter.name]
-        value = bound[parameter.name]
-        if kind == "constexpr":
-            continue
-        if kind.startswith("*"):
-            tensors.append(value)
-            given.append(struct.pack("<Q", value.data_ptr()))
-        elif kind in FORMATS:
-            given.append(struct.pack(FORMATS[kind], value))
-        else:
-            raise Fault(f"{kernel.fn.__name__}: an argument of type {kind}")
-    return given, [extent(tensor) for tensor in [*tensors, *tables_of_addresses(tensors).values()]]
+    for kind, value in zip(signature.values(), values, strict=True):
+        for one_kind, one_value in flat_arguments(kind, value):
+            if one_kind.startswith("*"):
+                tensor = tensor_of(one_value)
+                tensors.append(tensor)
+                given.append(struct.pack("<Q", tensor.data_ptr()))
+            elif one_kind in FORMATS:
+                given.append(struct.pack(FORMATS[one_kind], one_value))
+            else:
+                raise UnsupportedError(f"{name}: an argument of type {one_kind}")
+    return given, [*tensors, *tables_of_addresses(tensors).values()]
 
 
 def check_size(target, name, metadata):
@@ -125,41 +165,69 @@ def check_size(target, name, metadata):
         raise Fault(f"{target} {name}: {metadata.shared} bytes of LDS, at most {limits.shared} are possible")
 
 
+def set_register_counts(compiled):
+    """Stand for CompiledKernel._init_handles, which loads a kernel: a script may ask what it needs."""
+    found = dict(re.findall(r"^\s+\.(\w+):\s*(\d+)", compiled.asm["amdgcn"], re.MULTILINE))
+    compiled.n_regs = int(found["vgpr_count"])
+    compiled.n_spills = int(found["vgpr_spill_count"])
+    compiled.n_max_threads = MOST_LANES
+
+
 @contextlib.contextmanager
-def executed(target, order=1, seed=0, progress=None):
+def launched_with(target, execute):
+    """Compile what is launched for that target, and call execute(compiled, grid, values of all parameters) for it."""
+
+    def run(compiled):
+        def launch(x, y, z, stream, function, packed_metadata, launch_metadata, enter_hook, exit_hook, *values):
+            execute(compiled, (x, y, z), values)
+
+        return launch
+
+    with (
+        mock.patch.object(driver, "_active", driver_of(target)),
+        mock.patch.object(CompiledKernel, "_init_handles", set_register_counts),
+        mock.patch.object(CompiledKernel, "run", property(run)),
+    ):
+        yield
+
+
+def execute_launch(target, compiled, grid, values, order=1, seed=0, progress=None, limit=None, extent_of=extent):
+    """Execute one launch and return its Launch.
+
+    progress(kernel, workgroups done, of, instructions): called now and then. limit: of instructions, of all waves.
+    extent_of: extent or storage_extent, which says what memory a tensor among the arguments allows.
+    """
+    name = compiled.src.fn.__name__
+    check_size(target, name, compiled.metadata)
+    start = time.perf_counter()
+    arguments, tensors = arguments_of(name, compiled.src.signature, values)
+    totals = program_of(compiled.asm["amdgcn"]).launch(
+        grid,
+        arguments,
+        [extent_of(tensor) for tensor in tensors],
+        compiled.metadata.num_warps,
+        compiled.metadata.shared,
+        order,
+        seed,
+        progress=functools.partial(progress, name) if progress else None,
+        limit=limit,
+    )
+    seconds = time.perf_counter() - start
+    return Launch(name, grid, compiled.metadata.num_warps, compiled.hash, totals, seconds)
+
+
+@contextlib.contextmanager
+def executed(target, order=1, seed=0):
     """Execute what is launched, as if on that target; yield a list that gets a Launch for each.
 
-    order: 1 or -1, the order of the waves of a workgroup. progress(kernel, done, of): called after each workgroup.
+    order: 1 or -1, the order of the waves of a workgroup.
     """
-    run = JITFunction.run
     launches = []
 
-    def execute(kernel, *args, grid, warmup, **given):
-        compiled = run(kernel, *args, grid=None, warmup=True, **given)
-        *_, bind = kernel.device_caches[driver.active.get_current_device()]  # gives arguments their parameters' names
-        bound, _, _ = bind(*args, **given)
-        if callable(grid):
-            grid = grid(bound)
-        grid = (*grid, 1, 1)[:3]
-        name = kernel.fn.__name__
-        check_size(target, name, compiled.metadata)
-        start = time.perf_counter()
-        arguments, ranges = arguments_of(kernel, compiled.src.signature, bound)
-        totals = program_of(compiled.asm["amdgcn"]).launch(
-            grid,
-            arguments,
-            ranges,
-            compiled.metadata.num_warps,
-            compiled.metadata.shared,
-            order,
-            seed,
-            progress=functools.partial(progress, name) if progress else None,
-        )
-        seconds = time.perf_counter() - start
-        launches.append(Launch(name, grid, compiled.metadata.num_warps, compiled.hash, totals, seconds))
-        return compiled
+    def execute(compiled, grid, values):
+        launches.append(execute_launch(target, compiled, grid, values, order, seed))
 
-    with mock.patch.object(driver, "_active", driver_of(target)), mock.patch.object(JITFunction, "run", execute):
+    with launched_with(target, execute):
         yield launches
 
 

@@ -44,9 +44,14 @@ def places(address, size):
 
 
 class Memory:
-    """Read and write the memory of this process at addresses that lie inside one of these ranges of bytes."""
+    """Read and write the memory of this process at addresses that lie inside one of these ranges of bytes.
 
-    def __init__(self, ranges):
+    Note in `writers` the workgroups that store to a watched address.
+    """
+
+    def __init__(self, ranges, watched=None):
+        self.watched = watched
+        self.writers = []
         merged = []
         for first, end in sorted(ranges):
             if merged and first < merged[-1][1]:  # views of one tensor
@@ -75,6 +80,8 @@ class Memory:
         """Store words or bytes [lane, number] at each address."""
         size = data.shape[1] * data.itemsize
         at, dtype = self.places(address, size, "store")
+        if self.watched is not None and ((address <= self.watched) & (self.watched < address + size)).any():
+            self.writers.append(self.workgroup)
         self.stored += size * len(address)
         self.bytes.view(dtype)[at] = data.view(dtype)
 

@@ -7,7 +7,7 @@ import re
 
 import numpy as np
 
-from .assembly import Fault
+from .assembly import Fault, UnsupportedError
 from .operands import scalar_reader, scalar_register, vector_register
 from .tables import NO_EFFECT
 
@@ -205,7 +205,7 @@ def buffer_places(operands, modifiers, size, kernel):
         base = wave.get_scalar(resource) | (wave.get_scalar(resource + 1) & 0xFFFF) << 32
         records = wave.get_scalar(resource + 2)
         if wave.get_scalar(resource + 1) >> 16 & 0x3FFF:
-            raise Fault("a buffer with a stride")
+            raise UnsupportedError("a buffer with a stride")
         lanes = np.arange(wave.width)[wave.lanes]
         if offsets is None:
             at = np.full(len(lanes), immediate)
@@ -215,7 +215,7 @@ def buffer_places(operands, modifiers, size, kernel):
         if inside.all():
             return lanes, base + extra + at, lanes[:0]
         if (~inside & (at < records - extra)).any():
-            raise Fault("an access that the end of its buffer cuts")
+            raise UnsupportedError("an access that the end of its buffer cuts")
         return lanes[inside], base + extra + at[inside], lanes[~inside]
 
     return places

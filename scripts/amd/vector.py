@@ -9,7 +9,7 @@ import re
 import numpy as np
 
 from . import arithmetic
-from .assembly import Fault
+from .assembly import Fault, UnsupportedError
 from .machine import VCC
 from .operands import (
     BITS,
@@ -405,7 +405,7 @@ def to_fp8(instruction, kernel):
         for read in readers:
             code, overflows = arithmetic.fp8_bits(read(wave), bias)
             if (overflows & wave.active).any():
-                raise Fault("fp8 overflows, which is not modelled")
+                raise UnsupportedError("fp8 overflows, which is not modelled")
             codes.append(code)
         return np.broadcast_to(codes[0] | codes[1] << np.uint32(8), wave.width).astype(np.uint16)
 

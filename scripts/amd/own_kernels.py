@@ -1,0 +1,236 @@
+"""Execute all launches of somebody's script or tests, and keep a row per kernel for the table at the end."""
+
+import contextlib
+import dataclasses
+import time
+from collections import Counter
+from unittest import mock
+
+import torch
+from triton import CompilationError
+from triton.runtime import driver
+from triton.runtime.autotuner import Autotuner
+from triton.runtime.errors import OutOfResources
+
+from common.command_line import progress
+from common.tables import text_table
+
+from . import cuda_on_cpu
+from .assembly import Fault, UnsupportedError
+from .launch import (
+    check_size,
+    driver_of,
+    execute_launch,
+    flat_arguments,
+    launched_with,
+    storage_extent,
+    tables_of_addresses,
+    tensor_of,
+)
+from .second_run import SecondRun
+
+SECONDS = 10  # between two lines of progress
+MOST_LINES = 12  # of the table of bank conflicts
+DOES_NOT_FIT = (Fault, CompilationError, OutOfResources)
+HEADER = ("kernel", "launches", "configurations", "instructions", "differs", "refused or wrong")
+
+
+@dataclasses.dataclass
+class Row:
+    """All launches of one kernel."""
+
+    kernel: str
+    launches: int = 0
+    configurations: set = dataclasses.field(default_factory=set)  # Triton's names for what it compiled
+    instructions: Counter = dataclasses.field(default_factory=Counter)
+    banks: dict = dataclasses.field(default_factory=dict)  # as in banks.BankCounts.cycles
+    comparison: object = None  # the worst second_run.Comparison
+    unsupported: list = dataclasses.field(default_factory=list)
+    faults: list = dataclasses.field(default_factory=list)
+
+    def add(self, launch):
+        self.launches += 1
+        self.configurations.add(launch.hash)
+        self.instructions.update(launch.totals.instructions)
+        for instruction, counts in launch.totals.banks.items():
+            sums = self.banks.setdefault(instruction, [0, 0, 0])
+            self.banks[instruction] = [a + b for a, b in zip(sums, counts, strict=True)]
+
+    def add_comparison(self, found):
+        """Keep what is worst: a difference that rounding does not explain, no comparison, the largest difference."""
+
+        def badness(comparison):
+            return (not comparison.explained, bool(comparison.reason), comparison.difference)
+
+        if self.comparison is None or badness(found) > badness(self.comparison):
+            self.comparison = found
+
+    def cells(self):
+        problems = [*self.unsupported, *self.faults]
+        return (
+            self.kernel,
+            f"{self.launches:,}",
+            str(len(self.configurations)),
+            f"{sum(self.instructions.values()):,}",
+            "-" if self.comparison is None else str(self.comparison),
+            "; ".join(problems) or "-",
+        )
+
+
+def named_tensors(compiled, values):
+    """Return {name: tensor} of a launch's arguments, and of what tables of addresses among them point to."""
+    named = {}
+    for (name, kind), value in zip(compiled.src.signature.items(), values, strict=True):
+        tensors = [tensor_of(v) for one_kind, v in flat_arguments(kind, value) if one_kind.startswith("*")]
+        named |= {name if len(tensors) == 1 else f"{name}[{i}]": tensor for i, tensor in enumerate(tensors)}
+    tables = tables_of_addresses(named.values())
+    named |= {f"address {i}": tensor for i, tensor in enumerate(tables.values())}
+    return {name: tensor for name, tensor in named.items() if tensor.numel()}
+
+
+class Session:
+    """Execute launches on a target, as the options ask."""
+
+    def __init__(self, target, configurations="first", compare=False, kernel="", limit=None, order=1):
+        self.target = target
+        self.configurations = configurations
+        self.compare = compare
+        self.kernel = kernel
+        self.limit = limit
+        self.order = order
+        self.rows = {}
+        self.compiles_only = False
+        self.last_progress = time.monotonic()
+
+    def row(self, name):
+        return self.rows.setdefault(name, Row(name))
+
+    def progress(self, name, done, of, instructions):
+        """Print how far a launch is, every few seconds."""
+        if time.monotonic() - self.last_progress > SECONDS:
+            self.last_progress = time.monotonic()
+            progress(f"execute_on_amd: {name}: {done} of {of} workgroups, {instructions:,} instructions")
+
+    def execute(self, compiled, grid, values):
+        """Execute one launch; a Fault goes to the script and into the table."""
+        name = compiled.src.fn.__name__
+        if self.compiles_only:
+            check_size(self.target, name, compiled.metadata)
+            return
+        self.last_progress = time.monotonic()
+        second = None
+        try:
+            with torch._C.DisableTorchFunction():
+                if self.compare and self.kernel in name:
+                    second = SecondRun(self.target, compiled, grid, values, named_tensors(compiled, values))
+                launch = execute_launch(
+                    self.target, compiled, grid, values, self.order, 0, self.progress, self.limit, storage_extent
+                )
+                self.row(name).add(launch)
+                if second:
+                    found, second = second.compare(), None
+                    self.row(name).add_comparison(found)
+        except UnsupportedError as error:
+            self.note(self.row(name).unsupported, error)
+            raise
+        except Fault as fault:
+            self.note(self.row(name).faults, fault)
+            raise
+        finally:
+            if second:
+                second.finish(None)
+
+    def note(self, sentences, error):
+        sentence = str(error).removeprefix(f"{self.target} ")
+        if sentence not in sentences:
+            sentences.append(sentence)
+
+    def time_of_configuration(self, tuner, *args, config, **given):
+        """Stand for Autotuner._bench: return the times of a configuration, which are infinite if it is not to be used.
+
+        With --configurations first, the first one that the target can launch is compiled, and no other one.
+        """
+        none = [float("inf")] * 3
+        if getattr(tuner, "chosen_for", None) is tuner.nargs:
+            return none
+        only_first = self.configurations == "first"
+        self.compiles_only = only_first
+        try:
+            self.bench(tuner, *args, config=config, **given)
+        except DOES_NOT_FIT:
+            return none
+        finally:
+            self.compiles_only = False
+        if only_first:
+            tuner.chosen_for = tuner.nargs
+        return [1.0] * 3
+
+    @contextlib.contextmanager
+    def running(self):
+        """Execute what is launched inside."""
+        stub = driver_of(self.target)
+        stub.get_device_interface = lambda: torch.cuda
+        stub.get_benchmarker = lambda: cuda_on_cpu.run_once
+        stub.get_empty_cache_for_benchmark = lambda: torch.empty(1)
+        stub.clear_cache = lambda cache: None
+        self.bench = Autotuner._bench
+        with (
+            launched_with(self.target, self.execute),
+            mock.patch.object(driver, "_active", stub),
+            mock.patch.object(Autotuner, "_bench", lambda tuner, *a, **k: self.time_of_configuration(tuner, *a, **k)),
+            cuda_on_cpu.cuda_on_cpu(self.target),
+        ):
+            yield
+
+    def failed(self):
+        """Tell whether a kernel was refused, did something wrong, or differs by more than rounding explains."""
+        return any(
+            row.unsupported or row.faults or (row.comparison and not row.comparison.explained)
+            for row in self.rows.values()
+        )
+
+    def chosen_rows(self):
+        return [row for name, row in self.rows.items() if self.kernel in name]
+
+    def table(self):
+        return text_table(HEADER, [row.cells() for row in self.chosen_rows()])
+
+    def bank_rows(self):
+        """Return {(kernel, line, name of the LDS instruction): [times executed, cycles, cycles without conflicts]}."""
+        found = {}
+        for row in self.chosen_rows():
+            for (place, text), counts in row.banks.items():
+                sums = found.setdefault((row.kernel, place, text.split()[0]), [0, 0, 0])
+                sums[:] = [a + b for a, b in zip(sums, counts, strict=True)]
+        return found
+
+    def bank_table(self):
+        """Return a line per source line whose LDS accesses have bank conflicts, the most expensive ones first."""
+        rows = [(*key, *counts) for key, counts in self.bank_rows().items() if counts[1] > counts[2]]
+        rows.sort(key=lambda row: row[5] - row[4])
+        if not rows:
+            return ""
+        lines = [(*row[:3], f"{row[3]:,}", f"{row[4]:,}", f"{row[5]:,}") for row in rows[:MOST_LINES]]
+        header = ("kernel", "line", "LDS bank conflicts", "times", "cycles", "without conflicts")
+        left_out = f"\n{len(rows) - MOST_LINES} more lines have fewer conflicts" if len(rows) > MOST_LINES else ""
+        return text_table(header, lines, left=3) + left_out
+
+    def report(self):
+        """Return the content for --json."""
+        return [
+            {
+                "kernel": row.kernel,
+                "launches": row.launches,
+                "configurations": len(row.configurations),
+                "instructions": dict(row.instructions),
+                "differs": str(row.comparison) if row.comparison else None,
+                "unsupported": row.unsupported,
+                "faults": row.faults,
+                "lds": [
+                    {"line": place, "instruction": name, "times": times, "cycles": cycles, "without_conflicts": least}
+                    for (kernel, place, name), (times, cycles, least) in self.bank_rows().items()
+                    if kernel == row.kernel
+                ],
+            }
+            for row in self.chosen_rows()
+        ]
