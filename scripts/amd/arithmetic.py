@@ -4,6 +4,8 @@ Results are rounded as the ISA documents say. exp, log, reciprocal and square ro
 last bit may differ; denormal inputs and results of these are zero, as in hardware.
 """
 
+from fractions import Fraction
+
 import numpy as np
 
 U32, I32, U64, I64, F32, F64 = np.uint32, np.int32, np.uint64, np.int64, np.float32, np.float64
@@ -91,6 +93,31 @@ def sqrt(x):
     return transcendental(np.sqrt, x)
 
 
+def sine(x, function=np.sin):
+    """Return the sine of x revolutions; the hardware knows 256 revolutions in each direction."""
+    turns = np.asarray(x, F64)
+    found = function(2 * np.pi * (turns - np.rint(turns)))
+    return np.where(np.abs(turns) > 256, function(0.0), found).astype(F32)
+
+
+def cosine(x):
+    return sine(x, np.cos)
+
+
+def fma64(a, b, c):
+    """Return a · b + c of float64, rounded once: computed with fractions, one number after another."""
+    a, b, c = np.broadcast_arrays(a, b, c)
+    total = np.array(a * b + c)
+    for i in np.nonzero(np.isfinite(a) & np.isfinite(b) & np.isfinite(c))[0]:
+        exact = Fraction(float(a[i])) * Fraction(float(b[i])) + Fraction(float(c[i]))
+        if exact:  # a zero's sign is that of the rounded sum
+            try:
+                total[i] = float(exact)
+            except OverflowError:
+                total[i] = np.copysign(np.inf, float(exact > 0) - 0.5)
+    return total
+
+
 def ldexp(x, exponent):
     """Return x · 2^exponent of float32, rounded once."""
     exponent = np.clip(exponent, -400, 400)  # of float64, too: beyond, the result is zero or infinity anyway
@@ -113,6 +140,14 @@ def bfloat16_bits(x):
 def half_bits(x):
     """Return the bits of x rounded to float16, in 32 bits."""
     return np.asarray(x).astype(np.float16).view(np.uint16).astype(U32)
+
+
+def half_bits_towards_zero(x):
+    """Return the bits of float32 x cut to float16, in 32 bits."""
+    x = np.asarray(x, F32)
+    rounded = x.astype(np.float16)
+    below = np.nextafter(rounded, np.float16(0))
+    return np.where(np.abs(rounded.astype(F32)) > np.abs(x), below, rounded).view(np.uint16).astype(U32)
 
 
 def fp8_numbers(bias):
@@ -237,6 +272,12 @@ def signed_bit_field(x, first, width):
     right = np.where(ends_inside, U32(32) - width, first)
     found = (x.astype(U32) << left).view(I32) >> right.astype(I32)
     return np.where(width == 0, I32(0), found)
+
+
+def leading_zeros(x):
+    """Return how many zeros stand before the first one, of 32 bits; all bits set if there is no one."""
+    exponent = np.frexp(x.astype(F64))[1]  # float64 holds 32 bits exactly
+    return np.where(x == 0, 0xFFFFFFFF, 32 - exponent).astype(U32)
 
 
 def reverse_bits(x):

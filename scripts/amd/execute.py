@@ -86,6 +86,7 @@ class Program:
         """Translate a kernel; an instruction that a launch executes more often than `limit` is in an endless loop."""
         self.kernel = kernel
         self.limit = limit
+        self.most = limit  # of the launch that runs
         self.steps = []
         unknown = {}  # names -> fault of the first instruction that has them
         for pair in kernel.code:
@@ -141,7 +142,7 @@ class Program:
             pc = wave.pc
             wave.pc = pc + 1
             counts[pc] += 1
-            if counts[pc] > self.limit:
+            if counts[pc] > self.most:
                 raise Fault(f"{self.kernel.target} {self.kernel.name}: a loop does not end: {self.kernel.code[pc][0]}")
             try:
                 paused = steps[pc](wave)
@@ -187,6 +188,7 @@ class Program:
         of instructions of all waves, after which the launch ends with a Fault. watched: an address; Totals.writers gets
         the workgroups that store there.
         """
+        self.most = min(self.limit, limit or self.limit)
         noise = np.random.default_rng(seed)
         arguments = self.arguments(given, grid, warps, dynamic_lds)
         address = arguments.ctypes.data

@@ -191,11 +191,14 @@ def launched_with(target, execute):
         yield
 
 
-def execute_launch(target, compiled, grid, values, order=1, seed=0, progress=None, limit=None, extent_of=extent):
+def execute_launch(
+    target, compiled, grid, values, order=1, seed=0, progress=None, limit=None, extent_of=extent, watched=None
+):
     """Execute one launch and return its Launch.
 
     progress(kernel, workgroups done, of, instructions): called now and then. limit: of instructions, of all waves.
-    extent_of: extent or storage_extent, which says what memory a tensor among the arguments allows.
+    extent_of: extent or storage_extent, which says what memory a tensor among the arguments allows. watched: as in
+    Program.launch.
     """
     name = compiled.src.fn.__name__
     check_size(target, name, compiled.metadata)
@@ -211,6 +214,7 @@ def execute_launch(target, compiled, grid, values, order=1, seed=0, progress=Non
         seed,
         progress=functools.partial(progress, name) if progress else None,
         limit=limit,
+        watched=watched,
     )
     seconds = time.perf_counter() - start
     return Launch(name, grid, compiled.metadata.num_warps, compiled.hash, totals, seconds)

@@ -66,15 +66,31 @@ class Row:
             self.comparison = found
 
     def cells(self):
-        problems = [*self.unsupported, *self.faults]
+        """Return the row of the table; sentences() explains it."""
+        differs = "-"
+        if self.comparison:
+            differs = (
+                "unknown" if self.comparison.reason else f"{self.comparison.difference:.1e}".replace("0.0e+00", "no")
+            )
+        problems = ["refused"] * bool(self.unsupported) + ["wrong"] * bool(self.faults)
         return (
             self.kernel,
             f"{self.launches:,}",
             str(len(self.configurations)),
             f"{sum(self.instructions.values()):,}",
-            "-" if self.comparison is None else str(self.comparison),
-            "; ".join(problems) or "-",
+            differs,
+            ", ".join(problems) or "-",
         )
+
+    def sentences(self):
+        """Yield what the table has no room for."""
+        if self.comparison and (self.comparison.reason or not self.comparison.explained):
+            start = "" if self.comparison.reason else "differs "
+            yield f"{self.kernel}: {start}{self.comparison}"
+        for sentence in self.unsupported:
+            yield f"refused: {sentence}"
+        for sentence in self.faults:
+            yield f"wrong: {sentence}"
 
 
 def named_tensors(compiled, values):
@@ -128,8 +144,7 @@ class Session:
                 )
                 self.row(name).add(launch)
                 if second:
-                    found, second = second.compare(), None
-                    self.row(name).add_comparison(found)
+                    self.row(name).add_comparison(second.compare())
         except UnsupportedError as error:
             self.note(self.row(name).unsupported, error)
             raise
@@ -138,7 +153,7 @@ class Session:
             raise
         finally:
             if second:
-                second.finish(None)
+                second.end()
 
     def note(self, sentences, error):
         sentence = str(error).removeprefix(f"{self.target} ")
@@ -193,7 +208,10 @@ class Session:
         return [row for name, row in self.rows.items() if self.kernel in name]
 
     def table(self):
-        return text_table(HEADER, [row.cells() for row in self.chosen_rows()])
+        """Return the table of kernels, and sentences about some of them."""
+        rows = self.chosen_rows()
+        sentences = [sentence for row in rows for sentence in row.sentences()]
+        return "\n".join([text_table(HEADER, [row.cells() for row in rows]), *sentences])
 
     def bank_rows(self):
         """Return {(kernel, line, name of the LDS instruction): [times executed, cycles, cycles without conflicts]}."""

@@ -8,12 +8,15 @@ import contextlib
 import dataclasses
 import multiprocessing
 import os
+import signal
 import traceback
 from unittest import mock
 
 import numpy as np
 import torch
+import triton.language as tl
 from triton import knobs
+from triton.runtime import interpreter
 from triton.runtime.interpreter import InterpretedFunction, InterpreterBuilder, TensorHandle
 from triton.runtime.jit import JITFunction
 
@@ -79,11 +82,17 @@ def with_bfloat16_arithmetic(operation, function_place):
 def interpreting():
     """Let Triton's interpreter run what @triton.jit has made."""
     made = {}
+    convert = interpreter._implicit_cvt
 
     def interpreted(kernel):
-        if kernel not in made:
-            made[kernel] = InterpretedFunction(kernel.fn)
-        return made[kernel]
+        if kernel.fn not in made:  # a kernel's own hash visits functions that are patched here
+            made[kernel.fn] = InterpretedFunction(kernel.fn)
+        return made[kernel.fn]
+
+    def converted(argument):
+        if isinstance(argument, bool):  # which Triton's interpreter would hold in 32 bits, and refuse
+            return tl.tensor(TensorHandle(np.array([argument]), tl.int1), tl.int1)
+        return convert(argument)
 
     operations = {
         "create_dot": with_bfloat16(InterpreterBuilder.create_dot),
@@ -94,6 +103,7 @@ def interpreting():
     with (
         mock.patch.object(JITFunction, "__call__", lambda kernel, *args, **given: interpreted(kernel)(*args, **given)),
         mock.patch.multiple(InterpreterBuilder, **operations),
+        mock.patch.object(interpreter, "_implicit_cvt", converted),
         mock.patch.object(knobs.runtime, "interpret", True),
         np.errstate(all="ignore"),
     ):
@@ -164,8 +174,8 @@ class SecondRun:
         except Exception as error:  # whatever that interpreter, or the kernel's Python code, raises
             reason = f"Triton's interpreter fails: {' '.join(str(error).split())[:200]}"
         theirs = pipe.recv()
-        if theirs is None or reason:
-            return Comparison(reason or "the launch failed")
+        if reason:
+            return Comparison(reason)
         found = Comparison()
         for name, tensor in self.tensors.items():
             other = torch.frombuffer(theirs[name], dtype=torch.uint8).view(tensor.dtype).view(tensor.shape)
@@ -193,21 +203,20 @@ class SecondRun:
         return found
 
     def compare(self):
-        """Return the Comparison with what this process has computed in the meantime."""
-        return self.finish({name: tensor.contiguous() for name, tensor in self.tensors.items()})
-
-    def finish(self, tensors):
-        """Send the results, or None if there are none, and return the second process's answer."""
-        if tensors is not None:
-            tensors = {
-                name: bytearray(tensor.flatten().view(torch.uint8).numpy().tobytes())
-                for name, tensor in tensors.items()
-            }
+        """Send what this process has computed in the meantime, and return the second one's Comparison."""
+        results = {
+            name: bytearray(tensor.flatten().view(torch.uint8).numpy().tobytes())
+            for name, tensor in self.tensors.items()
+        }
         try:
-            self.results.send(tensors)
+            self.results.send(results)
             return Comparison(**self.results.recv())
         except (EOFError, BrokenPipeError):
             return Comparison("the second process ended")
-        finally:
-            self.results.close()
-            os.waitpid(self.process, 0)
+
+    def end(self):
+        """End the second process, whatever it does: a kernel may never end there, too."""
+        self.results.close()
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.process, signal.SIGKILL)
+        os.waitpid(self.process, 0)

@@ -83,6 +83,37 @@ v_cvt_f32_f64      | f64 -> f32           | f32(a)
 v_cvt_f64_f32      | f32 -> f64           | f64(a)
 v_cvt_f32_f16      | f16 -> f32           | f32(a)
 v_cvt_f16_f32      | f32 -> f16           | f16(a)
+v_cvt_f32_ubyte0   | u32 -> f32           | f32(a & 255)
+v_cvt_f32_ubyte1   | u32 -> f32           | f32(a >> 8 & 255)
+v_cvt_f32_ubyte2   | u32 -> f32           | f32(a >> 16 & 255)
+v_cvt_f32_ubyte3   | u32 -> f32           | f32(a >> 24)
+v_cvt_f64_i32      | i32 -> f64           | f64(a)
+v_cvt_f64_u32      | u32 -> f64           | f64(a)
+v_cvt_u32_f64      | f64 -> u32           | to_integer(a, U32)
+v_cvt_i32_f64      | f64 -> i32           | to_integer(a, I32)
+v_cvt_f16_u16      | u16 -> f16           | f16(a)
+v_cvt_f16_i16      | i16 -> f16           | f16(a)
+v_cvt_u16_f16      | f16 -> u16           | to_integer(a, np.uint16)
+v_cvt_i16_f16      | f16 -> i16           | to_integer(a, np.int16)
+v_exp_f16          | f16 -> f16           | f16(np.exp2(f64(a)))
+v_log_f16          | f16 -> f16           | f16(np.log2(f64(a)))
+v_rcp_f16          | f16 -> f16           | f16(1 / f64(a))
+v_rsq_f16          | f16 -> f16           | f16(1 / np.sqrt(f64(a)))
+v_sqrt_f16         | f16 -> f16           | f16(np.sqrt(f64(a)))
+v_rndne_f16        | f16 -> f16           | np.rint(a)
+v_floor_f16        | f16 -> f16           | np.floor(a)
+v_ceil_f16         | f16 -> f16           | np.ceil(a)
+v_trunc_f16        | f16 -> f16           | np.trunc(a)
+v_sin_f32          | f32 -> f32           | sine(a)
+v_cos_f32          | f32 -> f32           | cosine(a)
+v_frexp_mant_f32   | f32 -> f32           | np.frexp(a)[0]
+v_frexp_exp_i32_f32| f32 -> i32           | np.where(np.isfinite(a), np.frexp(a)[1], 0)
+v_ffbh_u32         | u32 -> u32           | leading_zeros(a)
+v_clz_i32_u32      | u32 -> u32           | leading_zeros(a)
+v_ffbh_i32         | u32 -> u32           | leading_zeros(a ^ u32(signed(a) >> 31))
+v_cls_i32          | u32 -> u32           | leading_zeros(a ^ u32(signed(a) >> 31))
+v_ffbl_b32         | u32 -> u32           | leading_zeros(reverse_bits(a))
+v_ctz_i32_b32      | u32 -> u32           | leading_zeros(reverse_bits(a))
 v_cvt_f32_bf16     | u16 -> f32           | (u32(a) << 16).view(F32)
 """
 
@@ -151,6 +182,16 @@ v_ashrrev_i16      | u16 i16 -> i16       | b >> i16(a & 15)
 VOP3 = """
 v_fma_f32          | f32 f32 f32 -> f32   | fma(a, b, c)
 v_fma_f16          | f16 f16 f16 -> f16   | f16(f64(a) * f64(b) + f64(c))
+v_fmac_f64         | f64 f64 old -> f64   | fma64(a, b, c)
+v_fma_f64          | f64 f64 f64 -> f64   | fma64(a, b, c)
+v_max_f64          | f64 f64 -> f64       | maximum(a, b)
+v_min_f64          | f64 f64 -> f64       | minimum(a, b)
+v_max_num_f64      | f64 f64 -> f64       | maximum(a, b)
+v_min_num_f64      | f64 f64 -> f64       | minimum(a, b)
+v_max3_f16         | f16 f16 f16 -> f16   | maximum(maximum(a, b), c)
+v_min3_f16         | f16 f16 f16 -> f16   | minimum(minimum(a, b), c)
+v_max3_num_f16     | f16 f16 f16 -> f16   | maximum(maximum(a, b), c)
+v_min3_num_f16     | f16 f16 f16 -> f16   | minimum(minimum(a, b), c)
 v_add_f64          | f64 f64 -> f64       | a + b
 v_mul_f64          | f64 f64 -> f64       | a * b
 v_max3_f32         | f32 f32 f32 -> f32   | maximum(maximum(a, b), c)
@@ -206,6 +247,15 @@ v_alignbit_b32     | u32 u32 u32 -> u32   | align_bits(a, b, c)
 v_alignbyte_b32    | u32 u32 u32 -> u32   | align_bits(a, b, (c & 3) * 8)
 v_mul_lo_u32       | u32 u32 -> u32       | a * b
 v_mul_hi_u32       | u32 u32 -> u32       | high_product(a, b)
+v_mul_hi_i32       | i32 i32 -> i32       | (a.astype(I64) * b >> 32).astype(I32)
+v_mul_hi_u32_u24   | u32 u32 -> u32       | high_product(a & 0xFFFFFF, b & 0xFFFFFF)
+v_mul_hi_i32_i24   | i32 i32 -> i32       | ((a << 8 >> 8).astype(I64) * (b << 8 >> 8) >> 32).astype(I32)
+v_mad_u32_u16      | u16 u16 u32 -> u32   | u32(a) * u32(b) + c
+v_mad_i32_i16      | i16 i16 i32 -> i32   | i32(a) * i32(b) + c
+v_bcnt_u32_b32     | u32 u32 -> u32       | count_bits(a) + b
+v_ldexp_f16        | f16 i16 -> f16       | f16(ldexp(f32(a), i32(b)))
+v_cvt_pkrtz_f16_f32| f32 f32 -> u32       | pack(half_bits_towards_zero(a), half_bits_towards_zero(b))
+v_cvt_pk_rtz_f16_f32| f32 f32 -> u32      | pack(half_bits_towards_zero(a), half_bits_towards_zero(b))
 v_mad_u32_u24      | u32 u32 u32 -> u32   | (a & 0xFFFFFF) * (b & 0xFFFFFF) + c
 v_mad_i32_i24      | i32 i32 i32 -> i32   | (a << 8 >> 8) * (b << 8 >> 8) + c
 v_lshlrev_b64      | u32 u64 -> u64       | b << u64(a & 63)
@@ -248,7 +298,9 @@ COMPARISONS = {
 # On CDNA these clear the upper half of the register that they store 16 bits in; others, and all on RDNA, keep it.
 CLEARS_UPPER_HALF = frozenset(
     "v_add_f16 v_sub_f16 v_subrev_f16 v_mul_f16 v_max_f16 v_min_f16 v_cvt_f16_f32 v_add_u16 v_sub_u16 v_subrev_u16 "
-    "v_mul_lo_u16 v_max_u16 v_min_u16 v_max_i16 v_min_i16 v_lshlrev_b16 v_lshrrev_b16 v_ashrrev_i16".split()
+    "v_mul_lo_u16 v_max_u16 v_min_u16 v_max_i16 v_min_i16 v_lshlrev_b16 v_lshrrev_b16 v_ashrrev_i16 v_cvt_f16_u16 "
+    "v_cvt_f16_i16 v_exp_f16 v_log_f16 v_rcp_f16 v_rsq_f16 v_sqrt_f16 v_rndne_f16 v_floor_f16 v_ceil_f16 v_trunc_f16 "
+    "v_ldexp_f16".split()
 )
 
 # With the modifier clamp, these integers stop at the ends of their range instead of wrapping around.
@@ -272,6 +324,20 @@ s_sext_i32_i8     | u32 -> i32            | extend(a, 8)            | -
 s_sext_i32_i16    | u32 -> i32            | extend(a, 16)           | -
 s_bcnt1_i32_b32   | u32 -> u32            | bin(a).count("1")       | nonzero
 s_bcnt1_i32_b64   | u64 -> u32            | bin(a).count("1")       | nonzero
+s_flbit_i32_b32   | u32 -> i32            | 32 - a.bit_length() if a else -1 | -
+s_clz_i32_u32     | u32 -> i32            | 32 - a.bit_length() if a else -1 | -
+s_flbit_i32_b64   | u64 -> i32            | 64 - a.bit_length() if a else -1 | -
+s_clz_i32_u64     | u64 -> i32            | 64 - a.bit_length() if a else -1 | -
+s_flbit_i32       | i32 -> i32            | 32 - (a ^ a >> 31).bit_length() if a not in (0, -1) else -1 | -
+s_cls_i32         | i32 -> i32            | 32 - (a ^ a >> 31).bit_length() if a not in (0, -1) else -1 | -
+s_ff1_i32_b32     | u32 -> i32            | (a & -a).bit_length() - 1 | -
+s_ctz_i32_b32     | u32 -> i32            | (a & -a).bit_length() - 1 | -
+s_ff1_i32_b64     | u64 -> i32            | (a & -a).bit_length() - 1 | -
+s_ctz_i32_b64     | u64 -> i32            | (a & -a).bit_length() - 1 | -
+s_bitset0_b32     | old u32 -> u32        | a & ~(1 << (b & 31))    | -
+s_bitset1_b32     | old u32 -> u32        | a | 1 << (b & 31)       | -
+s_cmov_b32        | old u32 scc -> u32    | b if c else a           | -
+s_cmov_b64        | old u64 scc -> u64    | b if c else a           | -
 s_brev_b32        | u32 -> u32            | int(f"{a:032b}"[::-1], 2) | -
 """
 
@@ -386,5 +452,5 @@ NO_EFFECT = frozenset(
     "s_wait_alu s_wait_idle s_wait_loadcnt_dscnt s_wait_storecnt_dscnt s_wait_samplecnt s_wait_bvhcnt s_wait_expcnt "
     "s_clause s_delay_alu s_sendmsg s_sleep s_setprio s_code_end s_inst_prefetch s_set_inst_prefetch_distance "
     "s_sethalt s_sched_barrier s_icache_inv s_dcache_wb s_prefetch_inst s_prefetch_inst_pc_rel v_nop buffer_gl0_inv "
-    "buffer_gl1_inv buffer_wbl2 buffer_inv global_inv global_wb global_wbinv".split()
+    "buffer_gl1_inv buffer_wbl2 buffer_wbinvl1 buffer_wbinvl1_vol buffer_inv global_inv global_wb global_wbinv".split()
 )

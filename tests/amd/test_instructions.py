@@ -155,6 +155,26 @@ gfx1100 | v_dot2_f32_bf16 v0, v1, v2, v3         | 0x3f804000 0x40404000 1.0 | 8
 gfx1100 | v_dot2_bf16_bf16 v0, v1, v2, v3        | 0x3f804000 0x40404000 0x3f80 | 0x77774100
 gfx1100 | v_dot2_bf16_bf16 v0, v1, v2, v3 op_sel:[0,0,1,1] | 0x3f804000 0x40404000 0x3f800000 | 0x41007777
 gfx1100 | v_dot2_f16_f16 v0, v1, v2, v3          | 0x3c004000 0x42004000 0x3c00 | 0x77774800
+gfx942  | v_cvt_f32_ubyte2_e32 v0, v1            | 0x12fe5678              | 254.0
+gfx942  | v_ffbh_u32_e32 v0, v1                  | 0x00ff0000              | 8
+gfx942  | v_ffbh_u32_e32 v0, v1                  | 0xffffffff              | 0
+gfx1100 | v_clz_i32_u32_e32 v0, v1               | 0                       | -1
+gfx942  | v_ffbh_i32_e32 v0, v1                  | 0xf0000000              | 4
+gfx942  | v_ffbl_b32_e32 v0, v1                  | 0x00ff0000              | 16
+gfx942  | v_bcnt_u32_b32 v0, v1, v2              | 0xf000000f 5            | 13
+gfx942  | v_mul_hi_i32 v0, v1, v2                | -2 0x40000000           | -1
+gfx942  | v_mad_i32_i16 v0, v1, v2, v3           | 0xfffe 0x12340003 10    | 4
+gfx942  | v_frexp_mant_f32_e32 v0, v1            | 12.0                    | 0.75
+gfx942  | v_frexp_exp_i32_f32_e32 v0, v1         | 12.0                    | 4
+gfx942  | v_frexp_exp_i32_f32_e32 v0, v1         | inf                     | 0
+gfx942  | v_sin_f32_e32 v0, v1                   | 1.25                    | 1.0
+gfx942  | v_cos_f32_e32 v0, v1                   | 0.5                     | -1.0
+gfx942  | v_rcp_f16_e32 v0, v1                   | 0x99994000              | 0x3800
+gfx1100 | v_sqrt_f16_e32 v0, v1                  | 0x99994400              | 0x77774000
+gfx942  | v_cvt_f16_u16_e32 v0, v1               | 0x99990003              | 0x4200
+gfx942  | v_cvt_pkrtz_f16_f32 v0, v1, v2         | 1.0009765 -1.9999999    | 0xbfff3c00
+gfx942  | v_ldexp_f16_e64 v0, v1, v2             | 0x3c00 3                | 0x4800
+gfx942  | v_max3_f16 v0, v1, v2, v3              | 0x3c00 0x4000 0x7e00    | 0x77774000
 gfx942  | v_and_b32_sdwa v0, v1, v2 dst_sel:DWORD dst_unused:UNUSED_PAD src0_sel:WORD_1 src1_sel:BYTE_1 | 0xabcd1234 0xff00 | 0xcd
 gfx942  | v_add_u32_sdwa v0, v1, sext(v2) dst_sel:DWORD dst_unused:UNUSED_PAD src0_sel:DWORD src1_sel:WORD_0 | 5 0x1fffe | 3
 gfx942  | v_mov_b32_sdwa v0, v1 dst_sel:BYTE_2 dst_unused:UNUSED_PRESERVE src0_sel:BYTE_0 | 0x11 | 0x77117777
@@ -216,6 +236,15 @@ def test_pairs_of_registers():
     assert pairs[0] == (wide << 4) + 7 and pairs[2] == wide << 33 & (1 << 64) - 1 and pairs[5] == wide
     assert pairs[3] == 0x90000001 * 5 + wide
     assert np.array(pairs[4], np.uint64).view(np.float64) == 0.5
+
+
+def test_fma_of_float64_rounds_once():
+    a, b = np.float64(1 + 2**-30), np.float64(1 - 2**-30)
+    words = [np.frombuffer(x.tobytes(), np.uint32) for x in (a, b, np.float64(-1))]
+    s = {2 + 2 * i + k: words[i][k] for i in range(3) for k in range(2)}
+    wave = run("gfx942", "v_mov_b32_e32 v2, s6\nv_mov_b32_e32 v3, s7\nv_mov_b32_e32 v4, s4\nv_mov_b32_e32 v5, s5\n"
+               "v_fma_f64 v[0:1], s[2:3], v[4:5], v[2:3]", s=s)  # fmt: skip
+    assert wave.v[:2, 0].copy().view(np.float64)[0] == -(2.0**-60)
 
 
 def test_fma_rounds_once():
@@ -1015,6 +1044,27 @@ def test_all_that_is_not_known_is_named_at_once():
     with pytest.raises(Fault, match="v_first_b32 v0, v1.*s_second_b32.*ds_third_b32") as found:
         run("gfx942", code)
     assert str(found.value).count("v_first") == 1
+
+
+@pytest.mark.parametrize(
+    ("code", "s", "result"),
+    [
+        ("s_flbit_i32_b32 s0, s1", {1: 0x00FF0000}, 8),
+        ("s_flbit_i32_b32 s0, s1", {1: 0}, 0xFFFFFFFF),
+        ("s_flbit_i32 s0, s1", {1: -8}, 29),
+        ("s_flbit_i32 s0, s1", {1: -1}, 0xFFFFFFFF),
+        ("s_clz_i32_u64 s0, s[2:3]", {2: 5, 3: 0}, 61),
+        ("s_ff1_i32_b32 s0, s1", {1: 0x00FF0000}, 16),
+        ("s_ctz_i32_b64 s0, s[2:3]", {2: 0, 3: 2}, 33),
+        ("s_ff1_i32_b32 s0, s1", {1: 0}, 0xFFFFFFFF),
+        ("s_bitset1_b32 s0, 4", {0: 1}, 17),
+        ("s_bitset0_b32 s0, 4", {0: 17}, 1),
+        ("s_cmp_eq_u32 s1, s1\ns_cmov_b32 s0, s1", {0: 1, 1: 7}, 7),
+        ("s_cmp_lg_u32 s1, s1\ns_cmov_b32 s0, s1", {0: 1, 1: 7}, 1),
+    ],
+)
+def test_bits_of_scalars(code, s, result):
+    assert run("gfx942", code, s=s).s[0] == result
 
 
 def test_registers_start_as_noise():

@@ -1,0 +1,271 @@
+"""Hold execute_on_amd.py: other people's scripts and tests run unchanged, and its table says what happened."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+pytest.importorskip("triton", minversion="3.6", reason="scripts/inspect_kernels.py needs it, too")
+
+from common.versions import REPOSITORY
+
+COMMAND = REPOSITORY / "scripts" / "execute_on_amd.py"
+HEAD = """
+import torch, triton, triton.language as tl
+D = torch.device("cuda")
+"""
+
+# A project that has modules named as ours, and does what libraries do around their kernels.
+PROJECT = {
+    "common.py": "def size():\n    return 300\n",
+    "amd.py": "NAME = 'theirs'\n",
+    "train.py": HEAD
+    + '''
+import sys
+import amd, common
+
+@triton.jit
+def twice(x):
+    return x + x
+
+@triton.autotune([triton.Config({"BLOCK": 64}), triton.Config({"BLOCK": 128})], key=["n"])
+@triton.jit
+def scale_kernel(x, y, n, negative: "u1", BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    a = twice(tl.load(x + i, mask=i < n))
+    tl.store(y + i, tl.where(negative, -a, a * a), mask=i < n)
+
+@triton.jit
+def count_kernel(x, counter):
+    tl.atomic_add(counter, tl.sum(tl.load(x + tl.arange(0, 64))))
+
+assert amd.NAME == "theirs" and sys.argv[1:] == ["--steps", "2"] and __name__ == "__main__"
+assert torch.cuda.is_available() and torch.version.hip
+properties = triton.runtime.driver.active.utils.get_device_properties(0)
+assert torch.cuda.get_device_properties(0).multi_processor_count == properties["multiprocessor_count"] == 304
+n = common.size()
+x = torch.randn(n, device=D).bfloat16().requires_grad_()
+assert x.is_cuda and torch.empty_like(x, device="cuda:0").cuda().to(D, non_blocking=True).is_cuda
+for negative in (True, False):
+    y = torch.zeros(n, device="cuda", dtype=torch.bfloat16)
+    scale_kernel[lambda meta: (triton.cdiv(n, meta["BLOCK"]),)](x.detach(), y, n, negative)
+    a = x.detach() * 2
+    torch.testing.assert_close(y, -a if negative else a * a)
+counter = torch.zeros(1, device=D, dtype=torch.int32)
+ones = torch.ones(64, device=D, dtype=torch.int32)
+compiled = count_kernel.warmup(ones, counter, grid=(1,))
+compiled._init_handles()
+assert compiled.n_regs > 0 and counter.item() == 0, "warmup only compiles"
+compiled[(3, 1, 1)](ones, counter)
+assert counter.item() == 192
+assert triton.testing.do_bench(lambda: count_kernel[(2,)](ones, counter)) == 1.0
+assert counter.item() == 320
+print("all of it ran")
+''',
+}  # fmt: skip
+
+
+def write(folder, files):
+    for name, text in files.items():
+        (folder / name).write_text(text)
+
+
+def run(folder, *options, status=0):
+    """Return the table's rows {kernel: row}, as in the JSON, and all that the command printed."""
+    command = [sys.executable, str(COMMAND), "--json", "rows.json", *options]
+    result = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    assert result.returncode == status, result.stdout + result.stderr
+    rows = json.loads((folder / "rows.json").read_text())["kernels"]
+    return {row["kernel"]: row for row in rows}, result.stdout + result.stderr
+
+
+@pytest.mark.parametrize(("configurations", "launches", "compiled"), [("first", 2, 1), ("all", 4, 2)])
+def test_a_project_runs_unchanged(configurations, launches, compiled, tmp_path):
+    write(tmp_path, PROJECT)
+    options = ["--target", "gfx942", "--compare", "--configurations", configurations]
+    rows, text = run(tmp_path, *options, "--", "train.py", "--steps", "2")
+    assert "all of it ran" in text and "times mean nothing" in text
+    scale, count = rows["scale_kernel"], rows["count_kernel"]
+    assert (scale["launches"], scale["configurations"]) == (launches, compiled)
+    assert count["launches"] == 2 and count["differs"] == scale["differs"] == "no"
+    assert scale["instructions"]["vector"] and not scale["faults"] and not scale["unsupported"]
+
+
+FAULTS = (
+    HEAD
+    + """
+from triton.language.extra import libdevice
+
+@triton.jit
+def flushes_kernel(a, b, c):
+    i = tl.arange(0, 32)
+    at = i[:, None] * 32 + i[None, :]
+    tl.store(c + at, tl.dot(tl.load(a + at), tl.load(b + at)))
+
+@triton.jit
+def asin_kernel(x, y):
+    i = tl.arange(0, 64)
+    tl.store(y + i, libdevice.asin(tl.load(x + i)))
+
+@triton.jit
+def strays_kernel(x, y):
+    i = tl.arange(0, 128)
+    tl.store(y + i, tl.load(x + i))
+
+@triton.jit
+def endless_kernel(x):
+    while tl.atomic_cas(x, 0, 1) == 1:
+        pass
+
+a = torch.full((32, 32), 2.0**-20, device=D, dtype=torch.float16)
+flushes_kernel[(1,)](a, torch.ones_like(a), torch.empty(32, 32, device=D))
+x = torch.rand(64, device=D)
+y = torch.empty_like(x)
+asin_kernel[(1,)](x, y)
+torch.testing.assert_close(y, x.asin())
+for kernel, *tensors in ((strays_kernel, x, y), (endless_kernel, torch.ones(1, device=D, dtype=torch.int32))):
+    try:
+        kernel[(1,)](*tensors)
+    except Exception as error:
+        print("caught", error)
+"""
+)
+
+
+def test_the_table_says_what_differs_and_what_is_wrong(tmp_path):
+    """CDNA 2's matrix units flush float16 numbers below 6e-5 to zero: only AMD's code shows it."""
+    write(tmp_path, {"script.py": FAULTS})
+    rows, text = run(tmp_path, "--target", "gfx90a", "--compare", "--instructions", "3000", "--", "script.py", status=1)
+    flushes = rows["flushes_kernel"]["differs"]
+    assert flushes.startswith("by at most 1.0e+00 at c[0, 0]: 0 on gfx90a, 3.05176e-05 interpreted")
+    assert flushes.endswith("stored by program (0, 0, 0)") and f"flushes_kernel: differs {flushes}" in text
+    assert rows["asin_kernel"]["differs"].startswith("cannot compare: Triton's interpreter fails")
+    (fault,) = rows["strays_kernel"]["faults"]
+    assert "a load outside every tensor" in fault and "script.py:21" in fault and f"caught gfx90a {fault}" in text
+    assert rows["endless_kernel"]["faults"] == ["endless_kernel: more than 3,000 instructions"]
+    options = ["--target", "gfx942", "--compare", "--kernel", "flushes", "--instructions", "3000"]
+    rows, _ = run(tmp_path, *options, "--", "script.py")
+    assert list(rows) == ["flushes_kernel"] and rows["flushes_kernel"]["differs"] == "no"
+
+
+CHOICES = (
+    HEAD
+    + """
+@triton.autotune([triton.Config({"SIDE": 128}, num_stages=1), triton.Config({"SIDE": 16}, num_stages=1)], key=[])
+@triton.jit
+def transpose_kernel(x, y, SIDE: tl.constexpr):
+    i = tl.arange(0, SIDE)
+    a = tl.load(x + i[:, None] * 128 + i[None, :])
+    tl.store(y + i[:, None] * 128 + i[None, :], tl.trans(a))
+
+x = torch.randn(128, 128, device=D, dtype=torch.float64)
+y = torch.zeros_like(x)
+transpose_kernel[(1,)](x, y)
+print("side", transpose_kernel.best_config.kwargs["SIDE"])
+assert y[3, 5] == x[5, 3]
+"""
+)
+
+
+@pytest.mark.parametrize(("target", "side"), [("gfx942", 16), ("gfx950", 128)])
+def test_autotune_takes_the_first_configuration_that_fits(target, side, tmp_path):
+    """128 x 128 numbers of 8 bytes need 128 KiB of LDS or more: too much for gfx942, not for gfx950."""
+    write(tmp_path, {"script.py": CHOICES})
+    _, text = run(tmp_path, "--target", target, "--", "script.py")
+    assert f"side {side}" in text
+
+
+LIBRARY = {
+    "library.py": HEAD.replace('D = torch.device("cuda")', "")
+    + '''
+@triton.jit
+def square_kernel(x, y, N: tl.constexpr):
+    i = tl.arange(0, N)
+    a = tl.load(x + i)
+    tl.store(y + i, a * a)
+
+def square(x):
+    y = torch.empty_like(x)
+    square_kernel[(1,)](x, y, x.numel())
+    return y
+''',
+    "test_library.py": '''
+import pytest, torch
+from library import square
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_square(dtype):
+    x = torch.randn(64, device="cuda", dtype=dtype)
+    torch.testing.assert_close(square(x), x * x)
+
+def test_wrong():
+    x = torch.randn(64, device="cuda")
+    torch.testing.assert_close(square(x), x + x)
+''',
+}  # fmt: skip
+
+
+def test_a_library_runs_its_own_tests(tmp_path):
+    write(tmp_path, LIBRARY)
+    pytest_options = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "test_library.py"]
+    rows, text = run(tmp_path, "--target", "gfx1100", "--", *pytest_options, "-k", "square")
+    assert rows["square_kernel"]["launches"] == 2 and "2 passed, 1 deselected" in text
+    rows, text = run(tmp_path, "--target", "gfx1100", "--", *pytest_options, status=1)
+    assert rows["square_kernel"]["launches"] == 3 and "1 failed, 2 passed" in text
+
+
+def test_what_cannot_be_run_is_said(tmp_path):
+    for command, sentence in (
+        (["none.py"], "there is no script none.py"),
+        (["-m"], "-m needs the name of a module"),
+    ):
+        result = subprocess.run([sys.executable, COMMAND, "--", *command], capture_output=True, text=True, cwd=tmp_path)
+        assert result.returncode == 2 and sentence in result.stderr and "Traceback" not in result.stderr
+    write(tmp_path, {"script.py": "print('nothing here')\n"})
+    rows, text = run(tmp_path, "--", "script.py")
+    assert not rows and "launched no Triton kernel" in text
+
+
+WAITS = (
+    HEAD
+    + """
+import time
+
+@triton.jit
+def one_kernel(x):
+    tl.store(x + tl.arange(0, 64), 1)
+
+x = torch.zeros(64, device=D, dtype=torch.int32)
+one_kernel[(1,)](x)
+print("launched", flush=True)
+time.sleep(600)
+"""
+)
+
+
+def test_ctrl_c_prints_the_table_of_what_was_executed(tmp_path):
+    write(tmp_path, {"script.py": WAITS})
+    command = [sys.executable, str(COMMAND), "--compare", "--", "script.py"]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
+        assert process.stdout.readline() == "launched\n"
+        time.sleep(0.5)
+        os.killpg(process.pid, signal.SIGINT)
+        text = process.stdout.read()
+    assert process.returncode == 130 and "one_kernel" in text
+
+
+def test_differences_are_measured_against_the_largest_number():
+    from amd.second_run import largest_difference, rounding_of
+
+    a = torch.tensor([[1.0, -8.0], [float("nan"), 2.0]])
+    assert largest_difference(a, a.clone()) is None
+    assert largest_difference(a, a + torch.tensor([[0.0, 0.0], [0.0, 0.5]])) == (0.0625, 3)
+    assert largest_difference(a, a.nan_to_num(0.0)) == (float("inf"), 2)
+    assert largest_difference(torch.tensor([1, 2]), torch.tensor([1, 3])) == (1 / 3, 1)
+    assert rounding_of(torch.int32) == 0 and rounding_of(torch.bfloat16) == 2.0**-7
