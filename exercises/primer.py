@@ -75,10 +75,13 @@ class RMSNorm(torch.autograd.Function):
 
 
 def gradient_errors(f, formula, x, w):
-    """Return the relative errors of f's gradients for x and w, compared with the formula's in float64."""
+    """Return the relative errors of f's gradients for x and w, compared with the formula's in float64.
+
+    Their dy is not contiguous, as autograd's may be: a backward that reads it as if it were is wrong.
+    """
     leaves = [x.clone().requires_grad_(), w.clone().requires_grad_()]
     wide = [x.double().requires_grad_(), w.double().requires_grad_()]
-    dy = torch.randn_like(x)
+    dy = torch.randn(x.shape[::-1], device=x.device).T
     grads = torch.autograd.grad(f(*leaves), leaves, dy)
     exact = torch.autograd.grad(formula(*wide), wide, dy.double())
     return [((a.double() - b).norm() / b.norm()).item() for a, b in zip(grads, exact, strict=True)]

@@ -67,8 +67,8 @@ SESSIONS = {
         "find faults",
         "A fast step with the right first loss proves nothing.",
         [
-            ("performance debugging", f"{V3}/exercises/performance_debugging/README.md", 115),
-            ("kernel 16", "exercises/16_find_the_phantom/README.md", 20),
+            ("performance debugging", f"{V3}/exercises/performance_debugging/README.md", 120),
+            ("kernel 16", "exercises/16_find_the_phantom/README.md", 15),
         ],
     ),
     6: (
@@ -95,6 +95,8 @@ SESSIONS = {
             ("kernel 05", "exercises/05_rope/README.md", 20),
             ("kernel 13", "exercises/13_exp2/README.md", 25),
             ("kernel 14", "exercises/14_tf32_bf16/README.md", 35),
+            ("kernel 24", "exercises/24_layernorm/README.md", 90),
+            ("your own kernel", "exercises/YOUR_OWN_KERNEL.md", 30),
             ("ROCm profilers", f"{V2}/exercises/exercise_3_rocm_tools.md", 60),
             ("your own script", "scripts/YOUR_OWN_SCRIPT.md", 45),
         ],

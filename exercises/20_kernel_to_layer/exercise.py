@@ -70,7 +70,7 @@ def worst_gradient_error(f, reference, *inputs):
     leaves = [tensor.detach().requires_grad_() for tensor in inputs]
     wide = [tensor.detach().double().requires_grad_() for tensor in inputs]
     y = f(*leaves)
-    dy = torch.randn_like(y)
+    dy = torch.randn(y.shape[::-1], device=y.device).T  # not contiguous, as autograd's may be
     grads = torch.autograd.grad(y, leaves, dy, allow_unused=True)
     exact = torch.autograd.grad(reference(*wide), wide, dy.double())
     # TODO: return the largest error, norm(grad - right) / norm(right), of the pairs in grads and exact

@@ -31,6 +31,7 @@ INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 OUTSIDE = {2: 0x7FC1, 4: 0x7FC00B01, 8: 0x7FF8000000000B01}  # in the first band; one more in the next
 UNWRITTEN = {2: 0x7FFE, 4: 0x7FC0BEEF, 8: 0x7FF800000000BEEF}
 LEAVE_UNWRITTEN = ("empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided")
+OWN = ("aten", "prim", "prims", "quantized", "inductor", "c10d", "_c10d_functional")  # namespaces of PyTorch
 LAYOUTS = ("contiguous", "shifted", "padded", "reversed", "every second", "expanded")
 
 
@@ -86,6 +87,8 @@ class GuardedMemory(TorchDispatchMode):
     """While entered, what PyTorch allocates in this thread, or in a backward of it, lies between guard bands.
 
     tensors: all of them, in order; what torch.empty and its kin allocate is marked as never written.
+    opaque: names of operations that are not PyTorch's own, such as those of torch.library: what they allocate on the
+    way is not seen.
     """
 
     @classmethod
@@ -96,6 +99,7 @@ class GuardedMemory(TorchDispatchMode):
     def __init__(self):
         super().__init__()
         self.tensors = []
+        self.opaque = set()
 
     def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
         known = set()
@@ -103,6 +107,8 @@ class GuardedMemory(TorchDispatchMode):
             tree_map_only(kind, lambda value: known.add(address(value)), (args, kwargs))
         results = operation(*args, **(kwargs or {}))
         unwritten = operation.overloadpacket.__name__ in LEAVE_UNWRITTEN
+        if operation.namespace not in OWN:
+            self.opaque.add(str(operation.overloadpacket))
 
         def guard(tensor):
             if address(tensor) in known or not has_marks(tensor):
