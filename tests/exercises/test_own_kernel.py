@@ -1,0 +1,482 @@
+"""A kernel of the user's own: the folder that check.py makes, what is said of its faults, and what is no fault."""
+
+import re
+import sys
+
+import pytest
+import torch
+import triton
+
+from common.versions import REPOSITORY
+from processes import run_file
+
+sys.path.insert(0, str(REPOSITORY / "exercises"))
+import check
+import grading
+import own_kernel
+import strict_interpreter
+from common.command_line import Failure
+
+interpreted = pytest.mark.skipif(not grading.INTERPRETED, reason="a GPU shows fewer faults")
+
+TASK = """
+import torch
+
+FUNCTION = "kernel.py:centered"
+GRADIENTS = ("x", "w")
+DTYPES = (torch.float32, torch.float16)
+CASES = [{"rows": 4, "C": 8}, {"rows": 3, "C": 6}]
+TIMED = {"rows": 4, "C": 8}
+
+
+def inputs(rows, C):
+    return {"x": torch.randn(rows, C) + 0.5, "w": torch.randn(C) + 1.5}
+
+
+def reference(x, w):
+    return (x - x.mean(1, keepdim=True)).square().sum(1, keepdim=True) * w
+"""
+
+KERNEL = """
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def forward_kernel(x_ptr, w_ptr, y_ptr, C, BLOCK: tl.constexpr):
+    offsets = tl.program_id(0) * C + tl.arange(0, BLOCK)
+    mask = tl.arange(0, BLOCK) < C
+    x = tl.load(x_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
+    w = tl.load(w_ptr + tl.arange(0, BLOCK), mask=mask, other=0.0).to(tl.float32)
+    c = tl.where(mask, x - tl.sum(x, 0) / C, 0.0)
+    y = tl.sum(c * c, 0) * w
+    tl.store(y_ptr + offsets, y.to(y_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def backward_kernel(dy_ptr, x_ptr, w_ptr, dx_ptr, dw_ptr, C, BLOCK: tl.constexpr):
+    offsets = tl.program_id(0) * C + tl.arange(0, BLOCK)
+    mask = tl.arange(0, BLOCK) < C
+    dy = tl.load(dy_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
+    x = tl.load(x_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
+    w = tl.load(w_ptr + tl.arange(0, BLOCK), mask=mask, other=0.0).to(tl.float32)
+    c = tl.where(mask, x - tl.sum(x, 0) / C, 0.0)
+    dx = 2 * c * tl.sum(dy * w, 0)
+    tl.store(dx_ptr + offsets, dx.to(dx_ptr.dtype.element_ty), mask=mask)
+    tl.store(dw_ptr + offsets, dy * tl.sum(c * c, 0), mask=mask)
+
+
+class Centered(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, w):
+        x = x.contiguous()
+        w = w.contiguous()
+        ctx.save_for_backward(x, w)
+        y = torch.empty_like(x)
+        forward_kernel[(x.shape[0],)](x, w, y, x.shape[1], triton.next_power_of_2(x.shape[1]))
+        return y
+
+    @staticmethod
+    def backward(ctx, dy):
+        x, w = ctx.saved_tensors
+        dy = dy.contiguous()
+        dx = torch.empty_like(x)
+        dw = torch.empty(x.shape, dtype=torch.float32, device=x.device)
+        backward_kernel[(x.shape[0],)](dy, x, w, dx, dw, x.shape[1], triton.next_power_of_2(x.shape[1]))
+        return dx, dw.sum(0).to(w.dtype)
+
+
+def centered(x, w):
+    return Centered.apply(x, w)
+"""
+
+LOAD = "x = tl.load(x_ptr + offsets, mask=mask, other=0.0)"
+
+
+def verdict_on(folder, *changes, task=TASK, kernel=KERNEL):
+    """Return the verdict on a kernel in which texts are replaced, where they first occur."""
+    for old, new in changes:
+        assert old in kernel, old
+        kernel = kernel.replace(old, new, 1)
+    (folder / "task.py").write_text(task)
+    (folder / "kernel.py").write_text(kernel)
+    return own_kernel.grade(folder, "check")
+
+
+@interpreted
+@pytest.mark.parametrize(
+    "right", [[], [("x = x.contiguous()\n", "assert x.is_contiguous()\n")]], ids=["plain", "refuses"]
+)
+def test_a_right_kernel_passes(tmp_path, right):
+    """One that loudly refuses an input that is not contiguous is right, too."""
+    verdict = verdict_on(tmp_path, *right)
+    assert verdict["passed"], verdict["sentence"]
+    assert verdict["sentence"].startswith("2 cases in float32, float16; gradients of x, w")
+    assert ("it refuses x where that is not contiguous" in verdict["sentence"]) == bool(right)
+
+
+UNTRACKED = "y = torch.empty_like(x)\n    forward_kernel[(4,)](x, w, y, 8, 8)\n    return y"
+FAULTS = {
+    "masked elements are not neutral": (
+        [("tl.where(mask, x - tl.sum(x, 0) / C, 0.0)", "x - tl.sum(x, 0) / C")],
+        ("value", "y", "rows 3, C 6, float32"),
+        "right where the sizes are powers of two: do masked elements enter a sum",
+    ),
+    "a clone does not hide a stray load": (
+        [("x.contiguous()", "x.clone(memory_format=torch.contiguous_format)"), (LOAD, "x = tl.load(x_ptr + offsets)")],
+        ("stray load", "a tensor [3, 6] that is allocated", "rows 3, C 6, float32"),
+        "nearest 1 past the end: mask the load in line 11",
+    ),
+    "a load whose values nobody uses": (
+        [(LOAD, "tl.load(w_ptr + C)\n    " + LOAD)],
+        ("stray load", "w", "rows 4, C 8, float32"),
+        "loads elements outside the tensor, the nearest 1 past the end: mask the load in line 11",
+    ),
+    "a mask that is too wide": (
+        [("mask = tl.arange(0, BLOCK) < C", "mask = tl.arange(0, BLOCK) <= C")],
+        ("stray", "y", "rows 3, C 6, float32"),
+        "y: 1 element outside the tensor written, the nearest 1 past the end: the mask of the store in line 15 is",
+    ),
+    "rows that are never written": (
+        [("forward_kernel[(x.shape[0],)]", "forward_kernel[(x.shape[0] - 1,)]")],
+        ("unwritten", "y", "rows 4, C 8, float32"),
+        "8 of 32 elements are never written, the first at row 3, column 0",
+    ),
+    "a partial sum that is never written": (
+        [("tl.store(dw_ptr + offsets, dy", "tl.store(dw_ptr + tl.arange(0, BLOCK), dy")],
+        ("unwritten", "dw", "rows 4, C 8, float32"),
+        "8 of 8 elements are never written",
+    ),
+    "a gradient that is not contiguous": (
+        [("dy = dy.contiguous()", "dy = dy")],
+        ("stray load", "dy", "rows 4, C 8, float32, gradients expanded"),
+        "wrong only where the gradient of a result is not contiguous (expanded)",
+    ),
+    "an input that is not contiguous": (
+        [("x = x.contiguous()", "x = x"), ("torch.empty_like(x)", "torch.empty(x.shape, dtype=x.dtype)")],
+        ("value", "y", "rows 4, C 8, float32, x padded"),
+        "wrong only where x is not contiguous (padded): call x.contiguous()",
+    ),
+    "state in the class": (
+        [("ctx.save_for_backward(x, w)", "Centered.saved = x, w"), ("ctx.saved_tensors", "Centered.saved")],
+        ("value", "dx", "rows 4, C 8, float32, two calls"),
+        "keep what the backward needs in ctx",
+    ),
+    "a gradient that only one input gets": (
+        [("        return dx, dw.", "        dx = dx if ctx.needs_input_grad[1] else None\n        return dx, dw.")],
+        ("no gradient", "dx", "rows 4, C 8, float32, x alone"),
+        "wrong only where no input but x needs a gradient",
+    ),
+    "a gradient that is None": (
+        [("return dx, dw.sum(0).to(w.dtype)", "return dx, None")],
+        ("no gradient", "dw", "rows 4, C 8, float32"),
+        "return a gradient for w from backward",
+    ),
+    "no Function": (
+        [("return Centered.apply(x, w)", UNTRACKED)],
+        ("no gradient", "y", "rows 4, C 8, float32"),
+        "y has no grad_fn",
+    ),
+    "no kernel": (
+        [("return Centered.apply(x, w)", "return (x - x.mean(1, keepdim=True)).square().sum(1, keepdim=True) * w")],
+        ("no kernel", None, None),
+        "no kernel was launched",
+    ),
+    "an input is changed": (
+        [("    c = tl.where", "    tl.store(x_ptr + offsets, -x, mask=mask)\n    c = tl.where")],
+        ("changed", "x", "rows 4, C 8, float32"),
+        "x: the kernel changed its input",
+    ),
+    "dx is stored over dy": (
+        [("dx = torch.empty_like(x)", "dx = dy")],
+        ("changed", "dy", "rows 4, C 8, float32"),
+        "the backward changed the gradient that it was given, which others may read",
+    ),
+    "a result of another dtype": (
+        [("y = torch.empty_like(x)", "y = torch.empty_like(x, dtype=torch.float32)")],
+        ("results", "y", "rows 4, C 8, float16"),
+        "y is float32 [4, 8], but should be float16 [4, 8]",
+    ),
+    "two results": (
+        [("return Centered.apply(x, w)", "return Centered.apply(x, w), x")],
+        ("results", None, "rows 4, C 8, float32"),
+        "it returns 2 results, the reference 1",
+    ),
+    "a masked load without other": (
+        [(LOAD, "x = tl.load(x_ptr + offsets, mask=mask)")],
+        ("value", "y", "rows 3, C 6, float32"),
+        "line 11 loads without other",
+    ),
+    "and for &": (
+        [("mask = tl.arange(0, BLOCK) < C", "i = tl.arange(0, BLOCK)\n    mask = i < C and i >= 0")],
+        ("precedence", None, None),
+        "line 11: and asks for one truth value",
+    ),
+    "not written yet": (
+        [("return Centered.apply(x, w)", "raise NotImplementedError('write it')")],
+        ("crash", None, "rows 4, C 8, float32"),
+        "NotImplementedError: write it",
+    ),
+}  # fmt: skip
+
+
+@interpreted
+@pytest.mark.parametrize("name", FAULTS)
+def test_what_is_said_of_a_fault(name, tmp_path):
+    changes, blamed, said = FAULTS[name]
+    verdict = verdict_on(tmp_path, *changes)
+    assert not verdict["passed"] and said in verdict["sentence"], verdict
+    kind, tensor, case = blamed
+    assert (verdict["kind"], verdict["tensor"]) == (kind, tensor), verdict
+    assert case is None or verdict["case"] == case
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("kernel.py:centered", "kernel.py:forward_kernel", "forward_kernel is a @triton.jit function"),
+        ("kernel.py:centered", "kernel.py:missing", "kernel.py has no function 'missing'"),
+        ("kernel.py:centered", "missing.py:centered", "names no file"),
+        ("kernel.py:centered", "centered", "names no file"),
+        ("def reference", "def something", "task.py does not define reference"),
+        ('("x", "w")\n', '("x", "z")\n', "GRADIENTS names z, which inputs() does not return"),
+        ("* w\n", "* w.detach()\n", "the reference has no gradient dw"),
+    ],
+)
+def test_a_wrong_task_is_named(tmp_path, old, new, said):
+    verdict = verdict_on(tmp_path, task=TASK.replace(old, new))
+    assert verdict["kind"] == "task" and said in verdict["sentence"], verdict
+
+
+SMALL = """
+import torch
+import triton
+import triton.language as tl
+{extra}
+
+@triton.jit
+def kernel(x_ptr, y_ptr, n, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + i, mask=i < n, other=0.0)
+    {body}
+
+def function(x):
+    y = torch.{allocate}
+    kernel[(triton.cdiv(x.numel(), 4),)](x.contiguous(), y, x.numel(){block})
+    return y
+"""
+
+SMALL_TASK = """
+import torch
+
+FUNCTION = "kernel.py:function"
+GRADIENTS = ()
+DTYPES = ({dtypes},)
+CASES = [{{"n": 8}}, {{"n": 11}}]
+
+
+def inputs(n):
+    return {{"x": torch.randn(n)}}
+
+
+def reference(x):
+    return {formula}
+"""
+
+
+def small(folder, body, formula, dtypes="torch.float32", allocate="empty_like(x)", extra="", block=", 4"):
+    kernel = SMALL.format(extra=extra, body=body, allocate=allocate, block=block)
+    return verdict_on(folder, kernel=kernel, task=SMALL_TASK.format(dtypes=dtypes, formula=formula))
+
+
+IN_INTEGERS = {"formula": "torch.full_like(x, 77, dtype=torch.int32)", "allocate": "empty_like(x, dtype=torch.int32)"}
+ADDED = {"body": "tl.atomic_add(y_ptr, tl.sum(x, 0))", "formula": "x.sum()[None]"}
+NO_FAULTS = {
+    "atomics": ADDED | {"allocate": "zeros(1)"},
+    "the mark of integers": IN_INTEGERS | {"body": "tl.store(y_ptr + i, tl.full([BLOCK], 77, tl.int32), mask=i < n)"},
+    "tiles that Triton chooses": {
+        "body": "tl.store(y_ptr + i, 2 * x, mask=i < n)",
+        "formula": "2 * x",
+        "extra": "@triton.autotune([triton.Config({'BLOCK': b}) for b in (4, 8)], key=['n'])",
+        "block": "",
+    },
+    "a rounding to bfloat16": {
+        "body": "tl.store(y_ptr + i, (x.to(tl.float32) / 3).to(tl.bfloat16), mask=i < n)",
+        "formula": "x / 3",
+        "dtypes": "torch.bfloat16",
+    },
+}
+
+
+@interpreted
+@pytest.mark.parametrize("name", NO_FAULTS)
+def test_what_is_no_fault(tmp_path, name):
+    verdict = small(tmp_path, **NO_FAULTS[name])
+    assert verdict["passed"], verdict["sentence"]
+
+
+@interpreted
+@pytest.mark.parametrize(
+    ("arguments", "kind", "said"),
+    [
+        (ADDED | {"allocate": "empty(1)"}, "unwritten", "never written"),
+        ({"body": "tl.atomic_add(y_ptr + i, x)", "formula": "x", "allocate": "zeros_like(x)"}, "stray load", "updates"),
+        (IN_INTEGERS | {"body": "tl.store(y_ptr + i, i, mask=i < n)"}, "value", "instead of 77"),
+    ],
+)
+def test_what_is_a_fault(tmp_path, arguments, kind, said):
+    verdict = small(tmp_path, **arguments)
+    assert verdict["kind"] == kind and said in verdict["sentence"], verdict
+
+
+@interpreted
+def test_arithmetic_in_bfloat16_is_left_to_a_gpu(tmp_path):
+    body = "tl.store(y_ptr + i, x * x, mask=i < n)"
+    verdict = small(tmp_path, body, "x * x", dtypes="torch.float32, torch.bfloat16")
+    said = "bfloat16 on a GPU only, because Triton's interpreter does not compute in bfloat16"
+    assert verdict["passed"] and verdict["sentence"].startswith("2 cases in float32; no gradients; " + said), verdict
+
+
+@interpreted
+@pytest.mark.parametrize(
+    ("function", "status", "said"),
+    [
+        ("tanh", 0, "2 cases in float32"),
+        (
+            "fast_sinf",
+            1,
+            "line 11: Triton's interpreter has no libdevice.fast_sinf; check it on a GPU, or with --target",
+        ),
+    ],
+)
+def test_what_the_interpreter_cannot_run_is_one_sentence(tmp_path, function, status, said):
+    """In a process of its own, which may replace the functions of libdevice."""
+    extra = "from triton.language.extra import libdevice"
+    body = f"tl.store(y_ptr + i, libdevice.{function}(x), mask=i < n)"
+    (tmp_path / "kernel.py").write_text(SMALL.format(extra=extra, body=body, allocate="empty_like(x)", block=", 4"))
+    (tmp_path / "task.py").write_text(SMALL_TASK.format(dtypes="torch.float32", formula="torch.tanh(x)"))
+    done = run_file(REPOSITORY / "exercises" / "check.py", tmp_path)
+    assert done.returncode == status and said in done.stdout, done.stdout + done.stderr
+
+
+def test_functions_of_libdevice_are_those_of_triton():
+    """PyTorch has them all under the same name; on a GPU they are not replaced."""
+    from triton.language.extra import libdevice
+
+    assert all(hasattr(libdevice, name) and hasattr(torch, name) for name in strict_interpreter.OF_TORCH)
+
+
+@interpreted
+def test_a_function_of_a_package_is_imported_as_its_part(tmp_path):
+    """A library's file imports its neighbours."""
+    package = tmp_path / "library" / "ops"
+    package.mkdir(parents=True)
+    for folder in (package, package.parent):
+        (folder / "__init__.py").write_text("")
+    (package / "norm.py").write_text("from .inner import centered")
+    (package / "inner.py").write_text(KERNEL)
+    folder = tmp_path / "theirs"
+    folder.mkdir()
+    verdict = verdict_on(folder, task=TASK.replace("kernel.py:", "../library/ops/norm.py:"))
+    assert verdict["passed"], verdict["sentence"]
+
+
+# ---------------------------------------------------------------- check.py
+
+
+def test_a_new_folder_is_not_written_yet_and_its_task_is_short(tmp_path, capsys):
+    folder = tmp_path / "my_norm"
+    assert check.main(["new", str(folder)]) == 0
+    assert len((folder / "task.py").read_text().splitlines()) <= 20
+    assert check.main([str(folder)]) == 1
+    said = capsys.readouterr().out
+    assert "my_norm failed in case rows 4, C 8, float32" in said and "allocate y, launch the kernel, return y" in said
+
+
+def test_a_folder_for_a_function_that_exists(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "norm.py").write_text(KERNEL)
+    assert check.main(["new", "mine/their_norm", "norm.py:centered"]) == 0
+    assert [path.name for path in (tmp_path / "mine" / "their_norm").iterdir()] == ["task.py"]
+    assert 'FUNCTION = "../../norm.py:centered"' in (tmp_path / "mine" / "their_norm" / "task.py").read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["new", "."], "is no name for a function"),
+        (["new", "my-norm"], "'my-norm' is no name for a function"),
+        (["new", "taken"], "taken exists already"),
+        (["new", "mine", "norm.py:f"], "norm.py:f names no file"),
+        (["taken"], "or a folder with a task.py"),
+    ],
+)
+def test_bad_input(arguments, said, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "taken").mkdir()
+    with pytest.raises(Failure, match=re.escape(said)):
+        check.main(arguments)
+
+
+@interpreted
+def test_times_need_a_gpu(tmp_path):
+    verdict_on(tmp_path)
+    verdict = own_kernel.grade(tmp_path, "time")
+    assert not verdict["passed"] and "--time needs a GPU, and PyTorch sees none here" in verdict["sentence"]
+
+
+def test_times_stand_beside_pytorch_s_and_a_copy(tmp_path, monkeypatch):
+    """The function's ms are 1, PyTorch's 2 and 3, and a copy's 0.5; a compiler that fails is named."""
+    (tmp_path / "task.py").write_text(TASK)
+    (tmp_path / "kernel.py").write_text(KERNEL)
+    task = own_kernel.load_own_task(tmp_path)
+    times = iter([0.5, 1, 2, 2, 4])
+
+    def compiled(*inputs):
+        raise RuntimeError("no compiler")
+
+    monkeypatch.setattr(triton.testing, "do_bench", lambda call, return_mode: call() is None or next(times))
+    monkeypatch.setattr(torch, "compile", lambda function: compiled)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
+    head, _, mine, eager, failed, copy = own_kernel.time_task(task, "mine")
+    assert head.startswith("rows 4, C 8, float32, a GPU")
+    assert re.search(r"^mine +1\.0000 ms +0 GB/s +50 % +2\.0000 ms", mine) and re.search(r"eager +2\.0000 ms", eager)
+    assert failed.endswith("failed: RuntimeError: no compiler") and copy.startswith("copy")
+
+
+# ---------------------------------------------------------------- the page
+
+
+@pytest.mark.slow
+@interpreted
+def test_the_page_is_right_as_it_is_typed(tmp_path):
+    page = (REPOSITORY / "exercises" / "YOUR_OWN_KERNEL.md").read_text()
+    assert len(page.split()) <= 1000
+    task, kernel, function, tuned, _, operator = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    folder = tmp_path / "my_layernorm"
+    program = REPOSITORY / "exercises" / "check.py"
+    run_file(program, "new", folder)
+    head = (folder / "kernel.py").read_text().split("@triton.jit")[0]
+    old = (folder / "task.py").read_text()
+    gradients, functions = task.split("\n", 1)
+    typed = re.sub(r"^GRADIENTS = .*", gradients, old, flags=re.MULTILINE).split("\ndef inputs")[0] + functions
+    (folder / "task.py").write_text(typed)
+
+    def said(text):
+        (folder / "kernel.py").write_text(head + text)
+        return run_file(program, folder).stdout
+
+    printed = re.findall(r"^```\n(my_layernorm .*?)```", page, re.MULTILINE | re.DOTALL)
+    assert said(kernel) == printed[0]
+    assert said(kernel.replace("tl.where(mask, x - tl.sum(x, 0) / C, 0.0)", "x - tl.sum(x, 0) / C")).startswith(
+        printed[1]
+    )
+    asked = re.search(r'`(GRADIENTS = \("x".*?)`', page)[1]
+    (folder / "task.py").write_text(typed.replace(gradients, asked))
+    layer = kernel.split("def my_layernorm(")[0] + function
+    assert "my_layernorm passed: 3 cases" in said(layer.replace("@triton.jit", tuned + "@triton.jit", 1))
+    wrapped = re.search(r"`(torch\.library\.wrap_triton.*?)`", page)[1]
+    apply = operator + "\n\ndef my_layernorm(x, w, b, eps):\n    return my_op(x, w, b, eps)\n"
+    as_operator = layer.replace("my_layernorm_forward[(rows,)](", wrapped) + "\n\n" + apply
+    assert "what mine.layernorm allocates is not watched" in said(as_operator)
