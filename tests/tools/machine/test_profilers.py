@@ -346,6 +346,43 @@ def test_what_part_of_the_run_the_profile_holds(wrapper, release, words, says, r
     assert f"{words} -- " in result.stdout
 
 
+@pytest.mark.parametrize("release", READ)
+@pytest.mark.quick(2)
+def test_counters_by_operator(release, run, tmp_path):
+    """rocprof-compute marks the operators only of a command whose first word begins with python."""
+    python = executable(tmp_path / "python3.9", f'#!/bin/sh\nexec {STUBS}/training_python "$@"\n')
+    machine = {"profilers": f"rocm-{release}", "TINY_LLAMA_PYTHON": str(python)}
+    result = run("get_rocprof_compute.sh", "--torch-trace", "--output-dir", tmp_path / "results", **machine)
+    assert result.returncode == 0, result.stdout + result.stderr
+    folder = result_of(tmp_path / "results")
+    command = (folder / "command.txt").read_text()
+    assert " --experimental --torch-trace -- python3.9 tiny_llama_v3.py " in command
+    assert "PyTorch Operator Call Tree" in (folder / "operators.txt").read_text()
+    assert "the operators are in" in result.stdout and not missing_files(result.stdout, folder)
+    assert (folder / "limits.csv").exists()
+
+
+def test_counters_by_operator_that_cannot_be_had(run, tmp_path):
+    def ended(*arguments, **machine):
+        result = run("get_rocprof_compute.sh", "--torch-trace", *arguments, **machine)
+        return result.returncode, result.stderr
+
+    status, said = ended("--dry-run", profilers="rocm-7.1")
+    assert status == 2 and "this rocprof-compute has no --torch-trace: it needs ROCm 7.12 or later" in said
+    status, said = ended("--dry-run", profilers="nvidia")
+    assert status == 2 and "--torch-trace is rocprof-compute's, and ncu runs here" in said
+    status, said = ended("--dry-run", "--nproc-per-node", "2", profilers="rocm-10.0")
+    assert status == 2 and "leave out --nproc-per-node" in said
+    status, said = ended("--dry-run", profilers="rocm-10.0")
+    assert status == 2 and "needs an interpreter named python..., got " in said
+    lists = '[ "$5" != --list-torch-operators ] || { echo "ERROR no markers"; exit 1; }'
+    executable(tmp_path / "rocprof-compute", f'#!/bin/sh\n{lists}\nexec "{STUBS}/rocm-10.0/rocprof-compute" "$@"\n')
+    python = executable(tmp_path / "python3.9", f'#!/bin/sh\nexec {STUBS}/training_python "$@"\n')
+    arguments = ("--profiler", "rocm", "--output-dir", tmp_path / "results")
+    status, said = ended(*arguments, release="10.0", TINY_LLAMA_PYTHON=str(python))
+    assert status == 3 and "only a part was measured: no counters by operator" in said and "no markers" in said
+
+
 def test_options_after_two_hyphens_go_to_the_profiler(run):
     def last(wrapper, *arguments, **options):
         return run(wrapper, "--dry-run", *arguments, **options).stdout.splitlines()[-1]

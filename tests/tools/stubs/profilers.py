@@ -340,8 +340,37 @@ def rocpd(arguments):
 # ---------------------------------------------------------------- rocprof-compute and rocprof-sys
 
 
+EXPERIMENTAL = {"--torch-trace", "--triton-trace", "--membw-analysis"}  # in rocprof-compute's profile
+
+
+def check_experimental(given, options):
+    """Refuse what rocprof-compute offers with --experimental only."""
+    if options & given.keys() and "--experimental" not in given:
+        name = min(options & given.keys())
+        raise Refused(2, f"tool: error: {name} is an experimental feature. Use --experimental to enable it.")
+
+
+def list_operators(folder):
+    """Print the operators of a profile that has their markers, and write the table of their counters."""
+    name = "ml_api_trace" if newer_than("7.14") else "torch_trace"
+    if not list(folder.glob(f"{name}_*marker_api_trace.csv")):
+        raise Refused(1, 'ERROR Workload was not profiled with "--torch-trace".')
+    (folder / name).mkdir(exist_ok=True)
+    row = "torch.nn.functional.linear,1@module.py:7,Cijk,SQ_WAVES,1024\n"
+    header = "Operator_Name,Context_Id,Kernel_Name,Counter_Name,Counter_Value\n"
+    (folder / name / "consolidated.csv").write_text(header + row)
+    print("PyTorch Operator Call Tree:\nmodule.py:7 (dispatches: 1, total: 2.0 us)\n  torch.nn.functional.linear")
+    return 0
+
+
 def analyze(arguments):
-    given, _ = parse(arguments, OPTIONS["rocprof-compute analyze"])
+    accepted = OPTIONS["rocprof-compute analyze"]
+    if newer_than("7.11"):
+        accepted += " --experimental --list-torch-operators --torch-operator"
+    given, _ = parse(arguments, accepted)
+    check_experimental(given, {"--list-torch-operators", "--torch-operator"})
+    if "--list-torch-operators" in given:
+        return list_operators(pathlib.Path(given["-p"][0]))
     folder = pathlib.Path(given["-p"][0])
     packed = ".gz" * newer_than("10.1")
     if not list(folder.glob(f"results_*.csv{packed}" if newer_than("7.2") else "pmc_perf.csv")):
@@ -373,10 +402,13 @@ def rocprof_compute(arguments):
     if arguments[:1] != ["profile"]:
         raise Refused(2, f"{PROGRAM}: a mode is required")
     accepted = options_of("rocprof-compute", RELEASE)
-    given, command = parse(arguments[1:], accepted)
-    if "--help" in given:
-        print(f"usage: profile [options] -- <application>\n{accepted}")
+    if "--help" in arguments:  # it comes before the error of an unknown option, and hides what is experimental
+        hidden = set() if "--experimental" in arguments else EXPERIMENTAL
+        shown = [word for word in accepted.split() if word not in hidden]
+        print(f"usage: profile [options] -- <application>\n{' '.join(shown)}")
         return 0
+    given, command = parse(arguments[1:], accepted)
+    check_experimental(given, EXPERIMENTAL)
     if not newer_than("6.4") and FAULT == "no-locale":  # what locale.setlocale says of a machine without it
         text = "   ERROR Please ensure that the 'en_US.UTF-8' locale is available on your system."
         raise Refused(1, f"{text}\n   ERROR unsupported locale setting")
@@ -429,6 +461,10 @@ def compute_profile(given, command):
             packed = newer_than("10.1")
             with (gzip.open if packed else open)(target / f"results_{name}{'.gz' * packed}", "wt") as file:
                 file.write("Dispatch_ID,Kernel_Name,SQ_WAVES\n0,adamw_kernel,1024\n")
+    # It puts a script of its own, which marks the operators, after a first word that begins with python.
+    if "--torch-trace" in given and measured and command[0].startswith("python"):
+        prefix = "ml_api_trace" if newer_than("7.14") else "torch_trace"
+        (target / f"{prefix}_7_marker_api_trace.csv").write_text('"Function"\n"torch.nn.functional.linear"\n')
     if measured and not newer_than("7.2"):
         (target / "pmc_perf.csv").write_text("Dispatch_ID,Kernel_Name,SQ_WAVES\n0,adamw_kernel,1024\n")
     return 0

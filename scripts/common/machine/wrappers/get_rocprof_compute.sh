@@ -4,6 +4,7 @@
 #   ./get_rocprof_compute.sh --preset medium --use-amp     rocprof-compute, else ncu, else PyTorch's profiler (times)
 #   ./get_rocprof_compute.sh --kernel attention            only kernels with this word in their name
 #   ./get_rocprof_compute.sh --roof                        with rocprof-compute's roofline benchmark: takes longer
+#   ./get_rocprof_compute.sh --torch-trace                 counters by PyTorch operator too: ROCm 7.12 or later
 #   ./get_rocprof_compute.sh -- -b 2                       options after -- go to the profiler (block 2: fewer runs)
 #   --nproc-per-node N (1): N processes under torchrun, ROCm: one result    --output-dir DIR (this folder)
 #   --profiler auto|rocm|nsight|pytorch (auto)                              --dry-run: print the commands only

@@ -1,10 +1,11 @@
 # shellcheck shell=bash disable=SC2034 # run.sh and setup.sh read what is set here
 # Body of get_rocprof_compute.sh.
 
-ROOF="" COUNTERS_WANTED=1
+ROOF="" OPERATORS="" COUNTERS_WANTED=1
 own_option() {
     case $1 in
         --roof) ROOF=1 ;;
+        --torch-trace) OPERATORS=1 ;;
         --kernel) value_of "$@" && KERNEL=$VALUE ;;
         full | no-roof | roof-only)
             fail 2 "'$1' is no option: --roof adds the roofline to the counters, --roof -- --roof-only measures it alone"
@@ -19,6 +20,28 @@ check_spaces() { # the tool joins the command's words with spaces and splits the
         [[ $word != *" "* ]] ||
             fail 1 "$TOOL splits the command at spaces, and '$word' has one: use a folder without spaces"
     done
+}
+
+choose_operators() { # let rocprof-compute mark the operators of PyTorch: set TRACE, and TRAIN to a command that it can change
+    TRACE=()
+    [ -n "$OPERATORS" ] || return 0
+    [ -z "$PROCESSES" ] || fail 2 "--torch-trace marks the operators of one process: leave out --nproc-per-node"
+    tool_has --torch-trace profile --experimental ||
+        fail 2 "this $TOOL has no --torch-trace: it needs ROCm 7.12 or later, so leave it out"
+    # It puts its script between the interpreter and ours if the command's first word begins with python.
+    [[ ${PYTHON##*/} == python* ]] || fail 2 "--torch-trace needs an interpreter named python..., got $PYTHON"
+    TRACE=(--experimental --torch-trace)
+    PATH=${PYTHON%/*}:$PATH
+    TRAIN[0]=${PYTHON##*/}
+}
+
+list_operators() { # WORKLOAD: write the tree of the operators to operators.txt, which makes a table of their counters
+    show "$TOOL" analyze -p "$1" --experimental --list-torch-operators
+    if "$TOOL" analyze -p "$1" --experimental --list-torch-operators >"$OUT/operators.txt" 2>&1; then
+        find_largest consolidated.csv && return 0
+    fi
+    last_lines "$(plain <"$OUT/operators.txt")"
+    lost 1 "no counters by operator: $(reason 1 "$(plain <"$OUT/operators.txt")")"
 }
 
 analyse() { # WORKLOAD: write the speed-of-light table of each of the top kernels to analysis_N.txt
@@ -36,6 +59,7 @@ analyse() { # WORKLOAD: write the speed-of-light table of each of the top kernel
 profile_rocm() {
     local work=$OUT/workloads/$WORKLOAD gpus=$PROCESSES place files library=lib/librocprofiler-sdk.so
     check_spaces
+    choose_operators
     # A folder of this call alone: from ROCm 10.0 on one that is not empty needs --overwrite.
     place=(--output-directory "$work") files=("results_*.csv*" "pmc_perf*.csv*" "*.db") # from 10.2 on packed
     tool_has --output-directory profile || place=(-p "$work") files=(pmc_perf.csv) # up to ROCm 7.2
@@ -49,7 +73,7 @@ profile_rocm() {
     [ -z "$PROCESSES" ] || TRAIN=("$PYTHON" -m torch.distributed.run --standalone --nproc-per-node "$PROCESSES"
         "${TRAIN[@]:1}")
     PROCESSES=""
-    profile "$TOOL" profile -n "$WORKLOAD" "${place[@]}" ${EXTRA[@]+"${EXTRA[@]}"} -- "${TRAIN[@]}"
+    profile "$TOOL" profile -n "$WORKLOAD" "${place[@]}" ${TRACE[@]+"${TRACE[@]}"} ${EXTRA[@]+"${EXTRA[@]}"} -- "${TRAIN[@]}"
     # What a finished pass leaves: sysinfo.csv is written before.
     find_largest "${files[@]}" || [ -n "$DRY_RUN" ] || {
         last_lines "$(log_text)"
@@ -59,6 +83,9 @@ profile_rocm() {
     work=$(dirname "$(find "$work" -name sysinfo.csv)") # from ROCm 7.12 on a folder for the rank, in a Slurm job too
     analyse "$work"
     report common/profiles/limits.py @OUT@
+    if [ -n "$OPERATORS" ] && list_operators "$work"; then
+        finish "" "the operators are in $OUT/operators.txt, and their kernels' counters in $FOUND"
+    fi
     finish "" "read more about a kernel with: $(show "$TOOL" analyze -p "$work" -k 0 ${gpus:+--gpu-id 0})"
 }
 
@@ -71,6 +98,7 @@ profile_ncu() {
 
 # Every pass runs the whole script, or every kernel, once more: two steps have all the kernels.
 setup rocprof_compute/profile "rocprof-compute omniperf" ncu "--num-steps 1 --warmup-steps 1" "$@"
+[ "$PROFILER" = rocm ] || [ -z "$OPERATORS" ] || fail 2 "--torch-trace is rocprof-compute's, and $TOOL runs here: leave it out"
 case $PROFILER in
     rocm) profile_rocm ;;
     nsight) profile_ncu ;;

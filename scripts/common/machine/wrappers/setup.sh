@@ -77,9 +77,9 @@ choose_profiler() { # WANTED "ROCM TOOLS" NSIGHT_TOOL: set PROFILER, TOOL and WH
     esac
 }
 
-tool_has() { # OPTION [SUBCOMMAND]: whether the profiler's help names the option; needs no GPU
+tool_has() { # OPTION [WORDS...]: whether the profiler's help, or that of these words, names the option; needs no GPU
     local help
-    help=$("$TOOL" ${2:+"$2"} --help 2>&1) || fail 1 "$(reason 1 "$(plain <<<"$help")")"
+    help=$("$TOOL" "${@:2}" --help 2>&1) || fail 1 "$(reason 1 "$(plain <<<"$help")")"
     grep -Eq -- "(^|[^[:alnum:]-])$1([^[:alnum:]-]|\$)" <<<"$help"
 }
 
