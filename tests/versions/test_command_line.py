@@ -63,7 +63,7 @@ COMMAND_LINES = {
         --use-amp --amp-dtype float16 --data long.txt --seq-len 8 --vocab-size 128
         --device DEVICE --validate-setup --save-every 5 --checkpoint-dir folder/new --metrics-file metrics.json --resume
         --enable-pytorch-profiler --profile-dir folder --profile-steps 5 --profile-memory --profile-operators
-        --enable-memory-profiling --profile-attention-only --sort-by self_cpu_time_total
+        --enable-memory-profiling --profile-attention-only --profile-operators --sort-by self_cpu_time_total
     """,
     "2": """
         --enable-torch-compile --compile-mode max-autotune
