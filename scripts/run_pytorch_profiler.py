@@ -105,7 +105,7 @@ def profiling_report(content, trace):
     sections.append((f"Groups of {trace.unit} in {steps} profiled steps", [*warning, groups]))
     longest = [row | {"name": short(row["kernel"], 70)} for row in content["kernels"][:20]]
     kernels = report.table(*columns(KERNEL_COLUMNS, per_step(longest, steps)))
-    timeline = report.text(f"Timeline: open `{content['trace']}` in https://ui.perfetto.dev.")
+    timeline = report.text(f"Timeline: open `{content['trace']}` in Perfetto, ui.perfetto.dev.")
     sections.append((f"The longest {trace.unit}", [*warning, kernels, timeline]))
     return report.markdown(f"Profile of version {content['version']}", facts, [], sections)
 

@@ -8,6 +8,8 @@ import os
 import re
 import string
 
+from common.command_line import printable
+
 
 def text_table(header, rows, left=1):
     """Return aligned lines; the first `left` columns start at the left, the others end at the right."""
@@ -19,17 +21,29 @@ def text_table(header, rows, left=1):
     )
 
 
-def markdown(text):
-    """Return the text, or text in backticks, so that Markdown shows it in one line and starts no HTML but <br>."""
-    text = " ".join(str(text).split())
+INERT = str.maketrans({":": "&#58;", ".": "&#46;"})  # GitHub makes links of addresses, but not of these
+
+
+def markdown(text, links=False):
+    """Return the text, or text in backticks, so that Markdown shows it in one line and obeys nothing in it but <br>.
+
+    links: its links, pictures and addresses are ours and stay alive; else it may hold a name from anybody's file.
+    """
+    text = printable(" ".join(str(text).split()))
     if len(text) > 2 and text.startswith("`") and text.endswith("`"):
         return "`" + text[1:-1].replace("`", "'") + "`"
-    return re.sub(r"<(?!br>)(?=[A-Za-z/!?])", "&lt;", text)
+    text = re.sub(r"<(?!br>)(?=[A-Za-z/!?])", "&lt;", text)
+    if links:
+        return text
+    text = re.sub(r"\](?=[(\[:])", r"\]", text)
+    text = re.sub(r"(?i)(://|\b(?:mailto|xmpp):|\bwww\.)", lambda match: match[0].translate(INERT), text)
+    return re.sub(r"(?<=\w)@(?=\w)", "&#64;", text)
 
 
-def markdown_table(header, rows, left=1):
+def markdown_table(header, rows, left=1, links=False):
+    """Return a table; links: those in its cells are ours, see markdown()."""
     marks = ["---" if place < left else "---:" for place in range(len(header))]
-    header, *rows = ([markdown(cell).replace("|", "\\|") for cell in row] for row in (header, *rows))
+    header, *rows = ([markdown(cell, links).replace("|", "\\|") for cell in row] for row in (header, *rows))
     return "\n".join("| " + " | ".join(line) + " |" for line in (header, marks, *rows))
 
 
@@ -76,12 +90,24 @@ def write_whole(path, text):
         raise type(error)(error.errno, error.strerror, str(path)) from None
 
 
+def csv_cell(value):
+    """Return a value for a cell: a number with at most six decimals, or a text that no spreadsheet takes for a formula.
+
+    A text that begins like one gets an apostrophe before it. Control characters become escapes.
+    """
+    if isinstance(value, float):
+        return round(value, 6)
+    if not isinstance(value, str):
+        return value
+    return re.sub(r"^(?![+-]?[\d.,]+$)(?=\s*[=+@\uff1d\uff0b\uff20-]\s*\S)", "'", printable(value))
+
+
 def write_csv(rows, path):
-    """Write rows of equal keys to a file, with at most six decimals."""
+    """Write rows of equal keys to a file."""
     table = io.StringIO()
     writer = csv.DictWriter(table, rows[0].keys(), lineterminator="\n")
     writer.writeheader()
-    writer.writerows({k: round(v, 6) if isinstance(v, float) else v for k, v in row.items()} for row in rows)
+    writer.writerows({name: csv_cell(value) for name, value in row.items()} for row in rows)
     write_whole(path, table.getvalue())
 
 

@@ -137,7 +137,9 @@ def ladder_table(recorded, preset):
         cell = gain_cell((graph, eager), rung) if rung.base else ""
         name = "" if rung.version == "peer" else rung.name
         lines.append([name, linked(rung.idea), cell, *steps, rung.base or ""])
-    texts = [markdown_table(["", "idea", "gain", "with a graph, ms", "eager, ms", "builds on"], lines, left=2)]
+    texts = [
+        markdown_table(["", "idea", "gain", "with a graph, ms", "eager, ms", "builds on"], lines, left=2, links=True)
+    ]
     if recipes:
         texts.append("\n".join(["What the rows without a letter ran:", "", *recipes]))
     measured = [column for column in (graph, eager) if column]

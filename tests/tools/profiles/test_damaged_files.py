@@ -8,6 +8,7 @@ import argparse
 import codecs
 import contextlib
 import copy
+import csv
 import gzip
 import json
 import math
@@ -477,6 +478,50 @@ def test_no_name_carries_an_escape_code_to_the_terminal(main, make_trace, tmp_pa
             said += "".join(capsys.readouterr())
     assert "PWNED" in said
     assert not re.search(r"[\0-\x09\x0b-\x1f\x7f-\x9f]", said), ascii(said)
+
+
+LIVE = [  # what GitHub makes a link, a picture or markup of
+    *("[a](javascript:alert(1))", "![a](https://example.com/p.png)", "[a][b]", "[b]: https://example.com"),
+    *("https://example.com", "WWW.example.com", "ftp://example.com", "mailto:a@example.com", "a@example.com"),
+    *("<img src=x>", "<https://example.com>", "a\x1b[31mb", "a\u202eb"),
+]
+
+
+@pytest.mark.parametrize("name", LIVE)
+def test_a_name_in_markdown_stays_text(name):
+    """In a sentence, in a cell and in a list of facts; ours alone may be links."""
+    page = report.markdown(name, [(name, name)], [name], [("x", [report.table([name], [[name]]), report.text(name)])])
+    live = r"(?<!\\)\][(\[:]|://|(?i:www\.|mailto:)|\w@\w|<[a-zA-Z/!?]|[\0-\x09\x0b-\x1f\u202e]"
+    assert re.search(live, name) and not re.search(live, page), page
+    assert tables.markdown("[a](b.md), https://example.com", links=True) == "[a](b.md), https://example.com"
+
+
+FORMULAS = ["=1+1", "+cmd|' /C calc'!A0", "-2+3", "@SUM(A1)", "\t=1", " =1", "\uff1d1+1", "\r\n=1"]
+
+
+@pytest.mark.parametrize("name", FORMULAS)
+def test_a_name_in_a_table_is_no_formula(name, tmp_path):
+    """Spreadsheets calculate a cell that begins so; dashes, numbers and other names stay as they are."""
+    rows = [{"kernel": name, "ms": -1.23456789, "dash": "-", "number": "-1.5", "other": "a=b, -c"}]
+    tables.write_csv(rows, tmp_path / "table.csv")
+    text = (tmp_path / "table.csv").read_text()
+    (row,) = csv.DictReader(text.splitlines())
+    assert row["kernel"].startswith(("'", "\\")) and row | {"kernel": ""} == {
+        "kernel": "",
+        "ms": "-1.234568",
+        "dash": "-",
+        "number": "-1.5",
+        "other": "a=b, -c",
+    }
+    assert not re.search(r"[\0-\x09\x0b-\x1f]", text)
+
+
+@pytest.mark.parametrize("name", ["=1+1", "a\x1b[31mb"])
+def test_kernels_with_such_names_are_written_so(name, make_trace, tmp_path, capsys):
+    folder = make_trace("named/trace_1.json", {name: 10.0}).parent
+    assert kernel_times.main([str(folder), "--csv", str(tmp_path / "kernels.csv")]) == 0
+    assert ("'=1+1" in (tmp_path / "kernels.csv").read_text()) == name.startswith("=")
+    assert "\x1b" not in (tmp_path / "kernels.csv").read_text()
 
 
 def test_markdown_keeps_text_in_its_place():
