@@ -1,0 +1,287 @@
+"""Numbers that decide a command's verdict or exit status: just below each of them, and just above."""
+
+import json
+import math
+from types import SimpleNamespace
+
+import pytest
+
+import analyze_batch_scaling as batch_scaling
+import analyze_bottlenecks as bottlenecks
+import analyze_communication as communication
+import analyze_gemm_operations as gemms
+import analyze_memory_scaling as memory_scaling
+import inspect_kernels
+import optimize_batch_size as batch_tool
+import performance_regression_test as regression
+import quickstart
+from common.command_line import Failure
+from common.formulas import tf32
+from common.machine import gemm_probe, room
+from common.measuring import accuracy, ceilings, runs
+from common.measuring.runs import OutOfMemory, TimeLimit
+from common.profiles.model import Kernel, Profile
+from common.ratios import gain
+
+# ---------------------------------------------------------------- accuracy, speed
+
+
+@pytest.mark.parametrize(("loss", "same"), [(2.25, True), (2.2501, False), (1.75, True), (1.7499, False)])
+def test_a_loss_may_be_off_by_its_bound(loss, same):
+    assert accuracy.same_loss(loss, 2.0, 0.125) is same and accuracy.same_loss(-loss, -2.0, 0.125) is same
+    assert not accuracy.same_loss(math.nan, 2.0, 0.125)
+
+
+@pytest.mark.parametrize(("error", "passed"), [(0.125, True), (0.1251, False)])
+def test_an_error_may_be_as_large_as_its_bound(error, passed):
+    """The last of the entries decides."""
+    entries = [{"kind": "gradient", "name": name, "error": 0.0, "bound": 0.125} for name in "ab"]
+    entries[-1]["error"] = error
+    found = accuracy.verdict(entries)
+    assert found["passed"] is passed and found["worst"]["name"] == "b"
+
+
+@pytest.mark.parametrize(("intensity", "limit"), [(249.9, "memory"), (250.0, "memory"), (250.1, "compute")])
+def test_an_operation_is_bound_by_memory_up_to_where_the_ceilings_meet(intensity, limit):
+    assert ceilings.bound(intensity, {"matmul_tflops": 1000.0, "copy_tb_s": 4.0}) == limit
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "verdict"),
+    [
+        (1.2, 1.5, "faster"),
+        (1.199, 1.5, "too close to tell"),
+        (1.0, 1.2, "too close to tell"),
+        (1.0, 1.199, "slower"),
+    ],
+)
+def test_all_rounds_reach_the_speed_up_or_none_does(low, high, verdict):
+    assert regression.judge(gain([low, high], [1.0, 1.0]), 1.2) == verdict
+
+
+@pytest.mark.parametrize(("took", "fits"), [(40.0, True), (40.1, False)])
+def test_a_run_is_begun_if_there_is_time_for_a_quarter_more(took, fits, monkeypatch):
+    """Two runs of 40 s each want 100 s."""
+    monkeypatch.setattr(runs.time, "monotonic", lambda: 0.0)
+    limit = TimeLimit(100)
+    limit.took = [took]
+    assert limit.room(2) is fits and limit.reached is not fits
+
+
+@pytest.mark.parametrize(("longest", "fits"), [(100.0, True), (100.1, False)])
+def test_a_run_is_begun_if_there_is_time_for_the_longest_so_far(longest, fits, monkeypatch):
+    monkeypatch.setattr(runs.time, "monotonic", lambda: 0.0)
+    limit = TimeLimit(100)
+    limit.took = [longest, 1.0, 1.0]
+    assert limit.room() is fits
+
+
+def test_the_first_differing_gradient_is_named_only_if_it_is_beyond_its_bound():
+    gradient = {"kind": "gradient", "name": "w", "error": 0.125, "bound": 0.125}
+    logits = {"kind": "logits", "name": "logits", "error": 0.2, "bound": 0.1}
+    found = {"passed": False, "worst": logits, "worst_of_each_kind": {"gradient": gradient}}
+    assert quickstart.first_fault(found)[0] == "the first logits is off by 2.0e-01, allowed 1.0e-01"
+    found["worst_of_each_kind"]["gradient"] = gradient | {"error": 0.126}
+    assert quickstart.first_fault(found)[0].startswith("relative error 1.3e-01 of the gradient of w")
+
+
+@pytest.mark.parametrize(("factor", "same"), [(1 + 0.99e-4, True), (1 + 1.01e-4, False)])
+def test_the_last_loss_of_a_graph_may_be_off_by_a_losss_bound(factor, same, tmp_path, capsys):
+    for name, last, captured in (("graph", 2.5 * factor, True), ("eager", 2.5, False)):
+        content = {"version": 4, "config": {}, "options": {"use_amp": False, "tf32": False}, "environment": {}}
+        content |= {"steps": [{"loss": 3.0}, {"loss": last}], "summary": {"graph": {"captured": captured}}}
+        (tmp_path / name).write_text(json.dumps(content))
+    if same:
+        room.graph(tmp_path / "graph", tmp_path / "eager")
+        assert "agree to 9.9e-05" in capsys.readouterr().out
+    else:
+        with pytest.raises(Failure, match="differ from the eager ones by 1.0e-04"):
+            room.graph(tmp_path / "graph", tmp_path / "eager")
+
+
+# ---------------------------------------------------------------- GEMMs, kernels
+
+
+@pytest.mark.parametrize(("rate", "limit"), [(5.0, "compute"), (4.99, "slow")])
+def test_a_gemm_is_slow_below_half_of_what_it_could_reach(rate, limit):
+    gemm = {"flops": 1e9, "flop_per_byte": 1000.0, "us": 1e3 / rate, "batch": 1, "m": 1280, "n": 1280}
+    assert gemms.rated(gemm, {"matmul_tflops": 10.0, "copy_tb_s": 1.0}, 100)["bound"] == limit
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "processors", "limit"),
+    [
+        (128, 128, 1, "slow"),
+        (128, 128, 2, "too small"),
+        (129, 128, 2, "slow"),
+        (129, 129, 4, "slow"),
+        (129, 129, 5, "too small"),
+    ],
+)
+def test_a_gemm_is_too_small_if_it_has_fewer_tiles_than_the_gpu_processors(m, n, processors, limit):
+    gemm = {"flops": 1e9, "flop_per_byte": 1000.0, "us": 1e3, "batch": 1, "m": m, "n": n}
+    assert gemms.rated(gemm, {"matmul_tflops": 10.0, "copy_tb_s": 1.0}, processors)["bound"] == limit
+
+
+def test_a_step_counts_the_small_gemms_of_all_its_rows():
+    rows = [
+        {"calls": calls, "flops": 1.0, "us": 1.0, "bound": bound} for calls, bound in ((2, "slow"), (3, "too small"))
+    ]
+    found = gemms.step_row(SimpleNamespace(B=1, T=1), [*rows, rows[1]], {"matmul_tflops": 1.0})
+    assert found["too_small"] == 6
+
+
+@pytest.mark.parametrize(("error", "said"), [(-1.01e-4, "rounds down"), (-0.99e-4, "rounds to nearest")])
+def test_tf32_rounds_down_if_its_errors_do_not_cancel(error, said, monkeypatch):
+    """Cut off, they are -7e-4 on average; rounded, 1e-6."""
+    monkeypatch.setattr(tf32, "rounds_to_tf32", lambda device: True)
+    assert said in gemm_probe.describe_rounding(error, "cpu")
+
+
+def compiled(**more):
+    row = {"target": "NVIDIA H100", "shared_bytes": 0, "tensor_memory": 0, "stores": 1, "spills": 0, "dots": 0}
+    return row | {"matrix_instructions": 0} | more
+
+
+def test_a_kernel_may_use_all_of_its_target_and_no_byte_more(monkeypatch):
+    target = SimpleNamespace(shared=232448, data_centre=True)
+    monkeypatch.setitem(inspect_kernels.TARGETS, "NVIDIA H100", target)
+    assert inspect_kernels.problems(compiled(shared_bytes=232448, tensor_memory=512)) == []
+    (shared,) = inspect_kernels.problems(compiled(shared_bytes=232449))
+    (columns,) = inspect_kernels.problems(compiled(tensor_memory=513))
+    assert "requests 232449 bytes of shared memory, the target has 232448" in shared
+    assert "requests 513 columns of tensor memory, the target has 512" in columns
+    assert inspect_kernels.problems(compiled(spills=1)) == ["spills 1 registers"]
+    assert inspect_kernels.problems(compiled(dots=1)) and not inspect_kernels.problems(
+        compiled(dots=1, matrix_instructions=1)
+    )
+    assert "writes no result" in inspect_kernels.problems(compiled(stores=0))[0]
+
+
+# ---------------------------------------------------------------- what a profile shows
+
+
+def group(group, ms, floor, operator="x"):
+    return {"group": group, "ms": ms, "roofline_ms": floor, "operator": operator}
+
+
+@pytest.mark.parametrize(("unknown", "saved"), [(1.0, 0.5), (1.01, None)])
+def test_what_a_group_could_save_is_known_if_half_of_its_time_has_a_floor(unknown, saved):
+    (row,) = bottlenecks.targets(
+        [group("GEMM", 2.0 - unknown, 1.5 - unknown), group("GEMM", unknown, None)], step_ms=9.0
+    )
+    assert row["could_save_ms"] == pytest.approx(saved)
+
+
+@pytest.mark.parametrize(("known", "told"), [(1.0, False), (0.99, True)])
+def test_nothing_is_said_to_come_first_if_most_of_the_time_has_no_floor(known, told):
+    rows = [group("GEMM", known, 0.5), group("other", 2.0 - known, None)]
+    assert bool(bottlenecks.evidence(rows)) is told
+
+
+def copies(*names_and_ns):
+    calls = [Kernel(name, 0.0, ns, "copy") for name, ns in names_and_ns]
+    return Profile("a trace", [Kernel("gemm", 0.0, 1.0), *calls])
+
+
+@pytest.mark.parametrize(("over_link", "told"), [(101.0, True), (100.0, False)])
+def test_copies_between_host_and_gpu_are_named_if_they_are_most(over_link, told):
+    profile = copies(("Memcpy HtoD (Pageable -> Device)", over_link), ("Memcpy DtoD (Device -> Device)", 100.0))
+    advice = bottlenecks.advice_for(profile, [])
+    assert (advice["copies"] == bottlenecks.FOR_HOST_COPIES) is told
+
+
+@pytest.mark.parametrize(("seconds", "same"), [(60.0, True), (60.1, False)])
+def test_traces_of_one_run_are_at_most_a_minute_apart(seconds, same):
+    first, second = (
+        Profile("a trace", [Kernel("gemm", 0.0, 1e9)], origin_ns=int(start * 1e9)) for start in (0, 1 + seconds)
+    )
+    assert (communication.differences(first, second) == []) is same
+    assert (communication.differences(second, first) == []) is same
+
+
+# ---------------------------------------------------------------- scaling
+
+
+@pytest.mark.parametrize(
+    ("peaks", "growth"),
+    [
+        ([100, 102, 104.9], None),
+        ([100, 102.6, 105.1], "linear"),
+        ([100.0 + 0.751 * T + 0.249 * T * T / 3 for T in (0, 1, 3)], "linear"),
+        ([100.0 + 0.749 * T + 0.251 * T * T / 3 for T in (0, 1, 3)], "quadratic"),
+    ],
+)
+def test_memory_grows_quadratically_from_a_quarter_of_its_growth_on(peaks, growth):
+    """Less than 5 % of growth shows none."""
+    peaks = [peak - 90 if growth and max(peaks) < 105 else peak for peak in peaks]
+    assert memory_scaling.growth([0, 1, 3], peaks)["growth"] == growth
+
+
+def test_two_lengths_show_no_curve():
+    assert memory_scaling.growth([1, 2], [100, 200])["growth"] is None
+    assert memory_scaling.growth([1, 2, 3], [100, 200, 300])["growth"] == "linear"
+
+
+def searched(rates, peaks, budget=1000.0, largest=64, to_the_limit=False):
+    def probe(batch_size):
+        place = batch_size.bit_length() - 1
+        if peaks[place] is None:
+            raise OutOfMemory(1, "out of memory")
+        summary = {"samples_per_second": rates[place], "peak_memory_mb": peaks[place]}
+        return summary | {"step_ms": {"median": 1.0}}
+
+    return batch_tool.search(probe, budget, largest, to_the_limit)
+
+
+@pytest.mark.parametrize(("third", "asked"), [(101.9, 3), (102.0, 4)])
+def test_the_search_ends_when_two_batches_gain_less_than_two_percent(third, asked):
+    rates = [100, 100, third, 200]
+    assert len(searched(rates, [1] * 4, largest=8)) == asked
+    assert len(searched(rates, [1] * 4, largest=8, to_the_limit=True)) == 4
+    assert len(searched([100, third, 100, 200], [1] * 4, largest=8)) == asked  # either of the two may gain
+
+
+def test_a_batch_fits_if_it_needs_no_more_than_the_budget():
+    rows = searched([1, 2, 4], [900, 1000, 1000.1], to_the_limit=True)
+    assert [row["outcome"] for row in rows] == ["fits", "fits", "above the limit"]
+    assert [row["batch_size"] for row in searched([1, 2, 4, 8], [1] * 4, largest=4, to_the_limit=True)] == [1, 2, 4]
+    assert searched([1, 2], [1, None])[-1]["outcome"] == "out of memory"
+
+
+@pytest.mark.parametrize(("rate", "size"), [(98.03, 2), (98.04, 1)])
+def test_a_batch_is_nearly_as_fast_within_two_percent(rate, size):
+    rows = searched([rate, 100], [1, 1], largest=2)
+    assert batch_tool.nearly_as_fast(rows, rows[1])["batch_size"] == size
+
+
+@pytest.mark.parametrize(("share", "said"), [(0.0, True), (1e-9, False), (1.0, False), (1.001, True)])
+def test_a_share_of_memory_is_more_than_nothing_and_at_most_all(share, said):
+    options = SimpleNamespace(target_memory_usage=share, version=9)  # no such version
+    with pytest.raises((Failure, KeyError)) as caught:
+        batch_tool.optimize(options, [])
+    assert ("--target-memory-usage must be above 0 and at most 1" in str(caught.value)) is said
+
+
+@pytest.mark.parametrize(("sizes", "told"), [([1, 2], None), ([2, 2], "2, 2"), ([4], "4"), ([1, 2, 1], "1, 2, 1")])
+def test_batches_that_are_compared_differ(sizes, told):
+    profiles = [SimpleNamespace(metadata={"version": 1, "batch_size": size}, device="cpu", path="x") for size in sizes]
+    if told is None:
+        batch_scaling.check_alike(profiles)
+    else:
+        with pytest.raises(Failure, match=f"the batch sizes are {told}: give two or more that differ"):
+            batch_scaling.check_alike(profiles)
+
+
+@pytest.mark.parametrize(
+    ("fixed", "each", "said"),
+    [
+        (-0.1, 1.0, "can't be negative (fixed part)"),
+        (1.0, -0.1, "can't be negative (part per sequence)"),
+        (0.0, 1.0, None),
+        (1.0, 0.0, None),
+    ],
+)
+def test_a_cost_below_zero_is_nonsense(fixed, each, said):
+    line = batch_scaling.fit_line("memory", "MiB", fixed, each)
+    assert said in line if said else "negative" not in line
