@@ -11,10 +11,12 @@ import analyze_bottlenecks as bottlenecks
 import analyze_communication as communication
 import analyze_gemm_operations as gemms
 import analyze_memory_scaling as memory_scaling
+import compare_versions
 import inspect_kernels
 import optimize_batch_size as batch_tool
 import performance_regression_test as regression
 import quickstart
+import run_deepspeed_flops as flops_tool
 from common.command_line import Failure
 from common.formulas import tf32
 from common.machine import gemm_probe, room
@@ -156,6 +158,57 @@ def test_a_kernel_may_use_all_of_its_target_and_no_byte_more(monkeypatch):
         compiled(dots=1, matrix_instructions=1)
     )
     assert "writes no result" in inspect_kernels.problems(compiled(stores=0))[0]
+
+
+@pytest.mark.parametrize(("version", "old"), [("3.5.1", True), ("3.6.0", False), ("3.10.0", False), ("2.9.9", True)])
+def test_kernels_are_inspected_from_triton_3_6_on(version, old, monkeypatch):
+    monkeypatch.setattr("triton.__version__", version)
+    assert bool(inspect_kernels.too_old()) is old
+
+
+@pytest.mark.parametrize(
+    ("text", "taken"), [("1x1", True), ("64x32", True), ("0x32", False), ("64x0", False), ("48x16", False)]
+)
+def test_both_sides_of_a_tile_are_powers_of_two(text, taken):
+    if taken:
+        assert inspect_kernels.tile(text) == tuple(map(int, text.split("x")))
+    else:
+        with pytest.raises(ValueError, match="both sides must be powers of two"):
+            inspect_kernels.tile(text)
+
+
+def test_executed_kernels_may_be_off_by_two_units_in_the_last_place():
+    """Triton's interpreter cuts bfloat16 off."""
+    assert inspect_kernels.ALLOWED == {"bf16": 2**-6, "fp16": 2**-9, "fp32": 1e-5}
+
+
+@pytest.mark.parametrize(("share", "agrees"), [(0.999e-6, True), (1.001e-6, False)])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_counter_agrees_with_the_formula_to_a_millionth(share, agrees, sign, monkeypatch, tmp_path):
+    script = flops_tool.load_version(1)
+    options = script.parse_options(["--preset", "tiny", "--device", "cpu"])
+    required = flops_tool.counts.required_flops(flops_tool.counts.sizes_of(options))
+    products = sum(required.values()) - required["attention"]
+    counted = {"matrix products": products * (1 + sign * share), "attention": 2 * required["attention"]}
+    monkeypatch.setattr(flops_tool, "flop_counter", lambda script, config: (counted, "a table"))
+    monkeypatch.setattr(flops_tool, "deepspeed_count", lambda script, config, table: {})
+    found = {row["what"]: row["agrees"] for row in flops_tool.count(1, options, tmp_path / "table")["checks"]}
+    assert found == {"matrix products": agrees, "attention": True}
+
+
+# ---------------------------------------------------------------- versions
+
+
+@pytest.mark.parametrize(("ms", "faster"), [(9.0, True), (11.0, False)])
+def test_a_version_is_faster_if_it_is_shown_to_take_less_time(ms, faster):
+    sound = {"parameters": 1, "parameters_trained": 1, "interpreted": False, "accuracy": {"passed": True}}
+    rows = [sound | {"name": name, "rounds_ms": [time] * 5} for name, time in (("v1", 10.0), ("v2", ms))]
+    for row in rows:
+        row["accuracy"]["worst"] = {"kind": "loss", "name": "loss", "error": 0.0, "bound": 1.0}
+    assert compare_versions.add_speedups(rows, [10.1] * 5) == []
+    assert rows[1]["faster"] is faster and rows[1]["gain"] != "-"
+    rows[1]["parameters_trained"] = 0  # one parameter that doesn't train
+    assert "no speed-up" in compare_versions.add_speedups(rows, [10.1] * 5)[0] and not rows[1]["faster"]
 
 
 # ---------------------------------------------------------------- what a profile shows
