@@ -13,6 +13,7 @@ import kernel_cases
 from common.measuring.guarded_memory import LAYOUTS, launches
 from common.versions import load_version, relative_error
 from kernel_cases import ALL_DTYPES, CASES, DTYPES, check, normal
+from marks import slow
 from training import train
 
 V3 = load_version(3)
@@ -38,11 +39,11 @@ def test_every_head_size_and_grouping(head_dim, queries_a_key, device):
 
 
 TILES = sorted({tile[:2] for tiles in (V3.CANDIDATE_TILES | V3.AMD_TILES).values() for tile in tiles})
+QUICK_TILES = [(16, 32), (32, 16)]  # queries and keys: longer in each of the two ways
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU tunes its own tiles; the interpreter can take all of them")
-@pytest.mark.parametrize("tile", TILES, ids=str)
-@pytest.mark.quick(1)
+@pytest.mark.parametrize("tile", [tile if tile in QUICK_TILES else slow(tile) for tile in TILES], ids=str)
 def test_attention_tiles_of_every_gpu(tile, device):
     """A walk must end at the diagonal, whichever way a tile is longer; three tiles of the longest, the last ragged."""
 
@@ -371,15 +372,19 @@ def test_all_rows_ignored_have_no_loss(device):
         assert loss.isnan() and not torch.autograd.grad(loss, logits)[0].any()
 
 
-@pytest.mark.filterwarnings("ignore:invalid value")  # NaN, in the interpreter
-@pytest.mark.slow
-def test_a_weight_split_in_halves_loses_no_bit(device):
-    """Every upper half before lower halves around those where its rounding turns, and an optimizer that learns nothing.
+# Zeros, numbers about 1, the largest, which rounds to infinity, infinities and NaN, of both signs.
+SPECIAL = [0, 1, 0x3F7F, 0x3F80, 0x7F7F, 0x7F80, 0x7FC0, 0x7FFF, 0x8000, 0xBF80, 0xFF7F, 0xFF80, 0xFFC0, 0xFFFF]
 
-    Infinities, the largest number, which rounds to infinity, -0.0 and halves; NaN stays one in both copies.
+
+@pytest.mark.filterwarnings("ignore:invalid value")  # NaN, in the interpreter
+@pytest.mark.parametrize("uppers", [SPECIAL, slow(range(2**16))], ids=["special", "all"])
+def test_a_weight_split_in_halves_loses_no_bit(uppers, device):
+    """Upper halves before lower halves around those where their rounding turns, and an optimizer that learns nothing.
+
+    NaN stays one in both copies.
     """
     lower = torch.tensor([0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF])
-    weights = ((torch.arange(2**16)[:, None] << 16) + lower).to(torch.int32).view(torch.float32).to(device)
+    weights = ((torch.tensor(uppers)[:, None] << 16) + lower).to(torch.int32).view(torch.float32).to(device)
     parameter, known = torch.nn.Parameter(weights.clone()), ~weights.isnan()
     optimizer = V3.FusedAdamW([parameter], lr=0.0, weight_decay=0.0, matrix_dtype=torch.bfloat16)
     before, parameter.grad = parameter.detach().clone(), torch.zeros_like(parameter)

@@ -103,6 +103,20 @@ def test_a_step_ends_with_the_slowest_rank(clock, monkeypatch):
     assert found == pytest.approx(KNOWN | {"loss": 3.0, "step_ms": 90})
 
 
+@pytest.mark.parametrize(("mine", "other", "stopped"), [(0, 0, 0), (15, 0, 15), (0, 15, 15), (1, 15, 15)])
+def test_a_signal_that_reaches_one_rank_stops_all(mine, other, stopped, clock, monkeypatch):
+    """One that stopped alone would leave the others waiting."""
+    trainer = timed_trainer(1, clock, monkeypatch)
+    trainer.signal = mine
+    monkeypatch.setattr(
+        load_version(1),
+        "gather",
+        lambda values, config: torch.tensor([values, [*values[:2], other]], dtype=torch.float64),
+    )
+    trainer.run(trainer.tokens, trainer.labels)
+    assert trainer.stopped == stopped
+
+
 def test_warm_up_is_in_seconds(clock, monkeypatch):
     """Its steps, the capture and its proof, and the weights that are restored."""
     trainer = timed_trainer(1, clock, monkeypatch)
