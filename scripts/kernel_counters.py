@@ -16,6 +16,8 @@ from common.files import errors_of, number
 from common.profiles import (
     DATABASE,
     GPU_COLUMNS,
+    MAY_BE_CUT,
+    NO_END,
     PROCESS_COLUMNS,
     TABLE,
     check_one_result,
@@ -61,6 +63,8 @@ def counters_in_database(found):
 
 
 def counters_in_table(table):
+    if NO_END in table.notes:
+        raise ValueError(MAY_BE_CUT)
     header = table.header
     rows = table.rows
     metrics = [column for column in header if "__" in column]

@@ -7,7 +7,7 @@ Imports common's loose modules, formulas and, for a device's ceilings, measuring
 profile holds, and formats.py, which has one row per format.
 """
 
-from common.profiles.containers import DATABASE, TABLE, columns_of, opened
+from common.profiles.containers import DATABASE, MAY_BE_CUT, NO_END, TABLE, columns_of, opened
 from common.profiles.csv_files import old_counters
 from common.profiles.databases import GPU_COLUMNS, PROCESS_COLUMNS
 from common.profiles.files import (

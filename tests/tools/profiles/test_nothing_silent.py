@@ -96,6 +96,12 @@ def test_a_table_without_a_last_end_of_line_is_read(tmp_path, capsys):
     refused(kernel_times.main, [path], capsys, "its last line has no end")
 
 
+def test_a_counter_that_may_be_cut_off_is_refused(tmp_path, capsys):
+    path = tmp_path / "results.csv"
+    path.write_text("Index,KernelName,gpu-id,queue-id,pid,obj,FETCH_SIZE\n0,k,0,0,7,0x0,1234")
+    refused(kernel_counters.main, [path], capsys, "its last number may be cut off (if the file is whole, add the end")
+
+
 UNITS = {  # heading of start and duration: ns per unit
     "Start (ns),Duration (ns)": 1,
     "Start(nsec),Duration(nsec)": 1,  # Nsight Systems 2021
@@ -205,6 +211,27 @@ def test_a_row_without_times_is_left_out(times, tmp_path, capsys):
     assert (found["launches"], found["launch_bound"]) == (8, None)
     assert found["warnings"] == ["Without times (0 in the file): 1 of 9 rows, which all sums lack."]
     refused(launches.main, ["--trace-file", empty_of(path)], capsys, "is damaged: all of its times are 0")
+
+
+@pytest.mark.parametrize("kind", ["nsys", "rocpd"])
+@pytest.mark.parametrize("times", ["start = 0, end = 0", "end = 0", "start = NULL", "end = NULL"])
+def test_rows_of_a_database_without_times_are_left_out(kind, times, tmp_path, capsys):
+    path = database_of([kernel("k", 20 * i, 15) for i in range(9)], kind, tmp_path / "report.db")
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        table = "kernels" if kind == "rocpd" else "CUPTI_ACTIVITY_KIND_KERNEL"
+        connection.execute(f"UPDATE {table} SET {times} WHERE rowid = 3")
+        connection.commit()
+    found = idle_of(path, capsys)
+    assert (found["launches"], found["launch_bound"]) == (8, None)
+    assert found["warnings"] == ["Without times (0 in the file): 1 of 9 rows, which all sums lack."]
+
+
+def test_records_of_rocprofs_json_without_times_are_left_out(tmp_path, capsys):
+    path = peers("json", tmp_path)
+    content = json.loads(path.read_text())
+    content["rocprofiler-sdk-tool"][0]["buffer_records"]["kernel_dispatch"][3]["end_timestamp"] = 0
+    path.write_text(json.dumps(content))
+    assert idle_of(path, capsys)["warnings"] == ["Without times (0 in the file): 1 of 15 records, which all sums lack."]
 
 
 def empty_of(path):
