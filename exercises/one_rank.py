@@ -183,7 +183,7 @@ class Rank(DispatchMode):
         if self.own:
             return function(*args, **kwargs)
         for tensor in written_by(function, args, kwargs):
-            self.check_free(tensor, f"line {self.line()} changes", writes=True)
+            self.check_free(tensor, f"line {self.line()} writes to", writes=True)
             self.check_input(tensor, f"line {self.line()} changes it")
         result = function(*args, **kwargs)
         count = flop_registry.get(function._overloadpacket)
@@ -265,9 +265,9 @@ class Rank(DispatchMode):
             whole = of.nbytes
         call = Call(name, shape, dtype, whole, batch, self.line(), op, peer, tag)
         if given is not None:
-            self.check_free(given, f"{call} sends", writes=False)
+            self.check_free(given, f"line {call.line}: {name} sends", writes=False)
         if received is not None:
-            self.check_free(received, f"{call} changes", writes=True)
+            self.check_free(received, f"line {call.line}: {name} writes to", writes=True)
             self.check_input(received, f"line {call.line} lets {name} write its result there")
         self.own = True
         call.payload = None if given is None else to_bytes(given)

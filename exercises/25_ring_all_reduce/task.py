@@ -135,7 +135,7 @@ TASK = Task(
             "        exchange(parts[(rank - step) % size], right, parts[(rank - step) % size], left)\n",
             None,
             "race",
-            says="changes a tensor on rank 0 that is being sent",
+            says="irecv writes to a tensor on rank 0 that is being sent",
         ),
         "replaced in the first half": Mistake(
             ".add_(received)", ".copy_(received)", "sum", says="the first half must add what arrives"

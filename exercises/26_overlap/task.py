@@ -165,7 +165,7 @@ TASK = Task(
             "            bucket.flat /= dist.get_world_size()\n            bucket.wait()\n",
             None,
             "race",
-            says="changes a tensor on rank 0 that has not arrived yet: first wait()",
+            says="writes to a tensor on rank 0 that has not arrived yet: first wait()",
         ),
         "sum": Mistake(
             "            bucket.flat /= dist.get_world_size()\n", "", "grads", says="divide by the number of ranks"

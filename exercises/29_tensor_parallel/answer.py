@@ -54,13 +54,20 @@ def feed_forward(x, gate_up, down):
     return Leave.apply((F.silu(gate) * up) @ down.T)
 
 
+def check_shape(name, part, shape):
+    if list(part.shape) != shape:
+        raise ValueError(f"{name} must return a part of the shape {shape}, not {list(part.shape)}")
+
+
 def run(x, gate_up, down, dy):
     """Return y and dx of the whole layer, and the gradients of this rank's parts of gate_up [2F, C] and down [C, F]."""
     rank = dist.get_rank()
     size = dist.get_world_size()
-    leaves = [x.clone(), part_of_gate_up(gate_up, rank, size).clone(), part_of_down(down, rank, size).clone()]
-    for leaf in leaves:
-        leaf.requires_grad_()
+    rows = part_of_gate_up(gate_up, rank, size)
+    columns = part_of_down(down, rank, size)
+    check_shape("part_of_gate_up", rows, [len(gate_up) // size, x.shape[1]])
+    check_shape("part_of_down", columns, [len(down), down.shape[1] // size])
+    leaves = [tensor.clone().requires_grad_() for tensor in (x, rows, columns)]
     y = feed_forward(*leaves)
     y.backward(dy)
     dx, dgate_up, ddown = (leaf.grad for leaf in leaves)

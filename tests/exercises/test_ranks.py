@@ -232,21 +232,21 @@ EXCHANGE += "dist.P2POp(dist.irecv, y, 1 - rank)])\n"
         (
             EXCHANGE + "x.add_(1)",
             "race",
-            "line 8 changes a tensor on rank 0 that is being sent: first wait() for the isend",
+            "line 8 writes to a tensor on rank 0 that is being sent: first wait() for the isend",
         ),
-        (EXCHANGE + "torch.add(x, 1, out=x)", "race", "line 8 changes a tensor on rank 0 that is being sent"),
-        (EXCHANGE + "torch._foreach_add_([x], 1)", "race", "line 8 changes a tensor on rank 0 that is being sent"),
+        (EXCHANGE + "torch.add(x, 1, out=x)", "race", "line 8 writes to a tensor on rank 0 that is being sent"),
+        (EXCHANGE + "torch._foreach_add_([x], 1)", "race", "line 8 writes to a tensor on rank 0 that is being sent"),
         (EXCHANGE + "x[1:2].zero_()", "race", "that is being sent"),
         (EXCHANGE + "y[:1].mul_(2)", "race", "that has not arrived yet: first wait() for the irecv"),
         (
             EXCHANGE + "dist.isend(y, 1 - rank)",
             "race",
-            "isend to rank 1 of [4] float32, line 8 sends a tensor on rank 0 that has",
+            "line 8: isend sends a tensor on rank 0 that has",
         ),
         (
             EXCHANGE + "dist.irecv(x, 1 - rank)",
             "race",
-            "irecv from rank 1 of [4] float32, line 8 changes a tensor on rank 0",
+            "line 8: irecv writes to a tensor on rank 0",
         ),
         (
             "y = x.new_empty(8); x = x.clone(); work = dist.all_gather_into_tensor(y, x, async_op=True); x.zero_()",
