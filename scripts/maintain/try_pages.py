@@ -31,7 +31,7 @@ from maintain.pages import all_pages, commands, start_of
 RUN_ALONE = ("test.sh", "record.sh", "try_pages.py")
 # Of an exercise or a stage that nobody has solved, of training that isn't what it should be, of tiles that do not fit.
 SAID_WITH_STATUS_1 = re.compile(
-    r"check\.py (solution )?\d+|v3_stage\w+\.py --check"
+    r"check\.py (solution )?\d+|check\.py \.\./my_\w+$|v3_stage\w+\.py --check"
     r"|compare_training\.py .*\b(found|v3_stage6)|check_training\.py .*\b(train_characters|v3_stage6)"
     r"|inspect_kernels\.py .*(--tiles \S+ 128x128|--stages 2 6)"
 )

@@ -286,6 +286,34 @@ def test_verdicts(tmp_path, body, kind, said):
     assert not verdict["passed"] and verdict["kind"] == kind and said in verdict["sentence"], verdict["sentence"]
 
 
+def in_kernel(lines):
+    return "@triton.jit\ndef kernel(x_ptr, n, C, BLOCK: tl.constexpr):\n" + "".join(f"    {line}\n" for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        (["row = tl.arange(0, BLOCK)", "mask = row < n and row >= 0"], "line 4: and asks .*: use &, and put each"),
+        (["row, column = tl.arange(0, 4), tl.arange(0, 8)", "mask = n and column[None, :] < C"], "line 4: and asks"),
+        (["i = tl.arange(0, 4)", "mask = i < n or i > 7"], "line 4: or asks .*: use |"),
+        (["i = (tl.program_id(0) * 4 + tl.arange(0, 4)).to(tl.int64)", "x = not i < n"], "line 4: not asks .*: use ~"),
+        (["i = tl.arange(0, 4)", "if i < n:", "    i += 1"], "line 4: if asks .*: use a mask or tl.where"),
+        (["i = tl.arange(0, 4)", "j = i if i[:, None] < n else 0"], "line 4: if asks"),
+        (["if n > 4 and C > 2:", "    n = 3"], None),
+        (["i = tl.arange(0, 4)", "m = tl.max(i, 0)", "if m > 3 and not n:", "    n = 3"], None),
+        (["i = tl.arange(0, 4)", "for j in range(n):", "    i += j", "if BLOCK > 4 or C:", "    n = 3"], None),
+    ],
+)
+def test_a_vector_has_no_truth_value(lines, said):
+    """In Triton's interpreter it is True, so `and` gives its second operand; a GPU takes it for &, or refuses it."""
+    if said is None:
+        grading.check_precedence(in_kernel(lines))
+        return
+    with pytest.raises(judge.Wrong, match=said) as caught:
+        grading.check_precedence(in_kernel(lines))
+    assert caught.value.kind == "precedence"
+
+
 @pytest.mark.parametrize(
     ("code", "said"),
     [
@@ -745,6 +773,48 @@ def test_a_result_may_have_twice_pytorchs_error():
     judged.check_values({"y": 1.0019 * exact}, plain, {"y": exact})
     with pytest.raises(judge.Wrong, match="relative error 2.1e-03, allowed 2.0e-03"):
         judged.check_values({"y": 1.0021 * exact}, plain, {"y": exact})
+
+
+@pytest.mark.parametrize(
+    ("factor", "rounds", "said"),
+    [
+        (2e-5, False, "all digits that 16 bits have are right: look at a small constant"),
+        (1e-4, False, "right to about 3 digits: look for a rounding to 16 bits"),
+        (1e-2, True, "right in float32: look for a sum"),
+    ],
+)
+def test_noise_is_described_by_its_size_and_dtype(factor, rounds, said):
+    """A rounding to float16 makes a relative error of about 3e-4, so 2e-5 cannot come from one."""
+    exact = 1 + torch.arange(100, dtype=torch.float64) / 50
+    noise = factor * torch.randn(100, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    task = grading.Task({}, None, None, {"y": "row"}, {})
+    judged = judge.Judge(task, None, {}, None, rounds=rounds)
+    with pytest.raises(judge.Wrong, match=said):
+        judged.check_values({"y": exact * (1 + noise)}, {"y": exact}, {"y": exact})
+
+
+@pytest.mark.parametrize(
+    ("suspect", "said"),
+    [
+        (lambda y, z: {"y": 2 * y, "z": z * torch.nan}, "y is doubled"),  # any z
+        (lambda y, z: {"y": y * torch.nan, "z": 2 * z}, "every element is 2 times"),  # any y explains no y
+    ],
+)
+def test_a_typical_error_may_leave_the_later_results_open(suspect, said):
+    exact = {name: torch.ones(4, dtype=torch.float64) for name in "yz"}
+    task = grading.Task({}, None, None, {"y": "row", "z": "row"}, {}, suspects={"y is doubled": suspect})
+    judged = judge.Judge(task, None, {}, lambda suspect: suspect(**exact))
+    with pytest.raises(judge.Wrong, match=said):
+        judged.check_values({name: 2 * value for name, value in exact.items()}, exact, exact)
+
+
+def test_a_load_without_other_explains_what_is_nowhere_finite():
+    """A typical error that is nowhere finite either looks the same."""
+    task = grading.Task({}, None, None, {"y": "row"}, {}, suspects={"lost": lambda y: {"y": y * torch.nan}})
+    exact = {"y": torch.ones(2, dtype=torch.float64)}
+    judged = judge.Judge(task, None, {}, lambda suspect: suspect(**exact), undefined="line 3 loads without other")
+    with pytest.raises(judge.Wrong, match="line 3 loads without other"):
+        judged.check_finite("y", {"y": torch.full((2,), torch.nan)}, exact)
 
 
 @pytest.mark.parametrize(("z", "said"), [(1, "y is doubled"), (3, "every element is 2 times its correct value")])

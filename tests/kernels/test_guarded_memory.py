@@ -121,3 +121,46 @@ def test_marks_of_every_dtype(name, device):
     assert not never_written(x).any() and stray_store(x) is None
     x.as_strided((1,), (1,), x.storage_offset() + 6).zero_()
     assert stray_store(x) == "1 element outside the tensor written, the nearest 1 past the end"
+
+
+@pytest.mark.parametrize(
+    ("allocate", "unwritten"),
+    [
+        (lambda x: x.clone(), False),
+        (lambda x: x.t().contiguous(), False),
+        (lambda x: x + 1, False),
+        (lambda x: torch.zeros_like(x), False),
+        (lambda x: x.new_empty(3, 2), True),
+        (lambda x: torch.empty_strided((3, 2), (1, 3)), True),
+    ],
+)
+def test_whatever_allocates_is_guarded(allocate, unwritten):
+    """A load past the end of a copy would otherwise read what belongs to nobody, and show nothing."""
+    x = torch.ones(2, 3)
+    with GuardedMemory() as memory:
+        y = allocate(x)
+        view = y.t()
+    assert [tensor.data_ptr() for tensor in memory.tensors] == [y.data_ptr()] == [view.data_ptr()]
+    assert stray_store(y) is None and never_written(y).all() == unwritten
+    y.as_strided((1,), (1,), y.storage_offset() + 6).zero_()
+    assert stray_store(y) == "1 element outside the tensor written, the nearest 1 past the end"
+
+
+def test_a_backward_allocates_between_bands_too():
+    x = torch.ones(2, 3, requires_grad=True)
+    y = (x * x).sum()
+    with GuardedMemory() as memory:
+        y.backward()
+    assert x.grad.data_ptr() in [tensor.data_ptr() for tensor in memory.tensors]
+
+
+def test_an_operation_that_is_not_pytorchs_is_named():
+    """What it allocates on the way is not seen."""
+
+    @torch.library.custom_op("test_guarded_memory::doubled", mutates_args=())
+    def doubled(x: torch.Tensor) -> torch.Tensor:
+        return 2 * x
+
+    with GuardedMemory() as memory:
+        doubled(torch.ones(2) + 1)
+    assert memory.opaque == {"test_guarded_memory.doubled"}
