@@ -75,7 +75,7 @@ def describe_end(status, said, path):
 
 def runs_on_ranks(folder):
     """Return True for an exercise whose answer runs on several ranks."""
-    task = folder / "task.py"
+    task = pathlib.Path(folder, "task.py")
     return task.is_file() and "import ranks\n" in task.read_text(encoding="utf-8")
 
 

@@ -322,7 +322,7 @@ def test_what_a_rank_prints_is_shown_once(run, capfd):
 def test_a_gpu_is_hidden_from_ranks_alone(monkeypatch):
     asked = []
 
-    def grade_apart(jobs, timeout, environment):
+    def grade_apart(jobs, timeout, environment, program):
         asked.append((jobs, [environment.get(name) for name in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")]))
         return [path for _, path in jobs]
 

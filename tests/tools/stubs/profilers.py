@@ -212,6 +212,12 @@ def write_thread_traces(given, folder):
             (decoded / "code.json").write_text("{}")
 
 
+TIMES = '"Start_Timestamp","End_Timestamp"\n100,200\n'
+COPIES = (
+    '"Kind","Direction","Source_Agent_Id","Destination_Agent_Id","Correlation_Id","Start_Timestamp","End_Timestamp"\n'
+)
+
+
 def rocprofv3_files(given, formats, counters):
     """Write what one profiled process leaves."""
     name = first(given, "-o") or f"{platform.node()}/%pid%"
@@ -236,7 +242,7 @@ def rocprofv3_files(given, formats, counters):
         for kind in kinds if not nothing else ():
             shutil.copy(samples / f"{kind}.csv", new(f"{kind}.csv"))
         for kind in others if {"--runtime-trace", "--hip-runtime-trace"} & given.keys() else ():
-            new(f"{kind}_trace.csv").write_text('"Start_Timestamp","End_Timestamp"\n100,200\n')
+            new(f"{kind}_trace.csv").write_text(COPIES if kind == "memory_copy" else TIMES)
         if heard and not nothing:
             new("marker_api_trace.csv").write_text(f'"Function","Start_Timestamp"\n"measured steps",{started}\n')
         if counters and FAULT != "no-kernels":
