@@ -35,12 +35,19 @@ def test_the_median_and_the_range_of_the_ratios_within_rounds():
         ([9.5] * 5, [10.0] * 5, noisy(1.04), True),  # a loss is a difference
         ([10.0] * 5, [9.0, 9.0, 9.0, 9.0, 10.1], noisy(1.01), False),  # one round disagrees
         ([10.0] * 5, [9.0, 9.0, 9.0, 9.0, 10.0], noisy(1.01), False),  # and one without any difference
+        ([10.0] * 5, [11.0, 11.0, 11.0, 11.0, 10.0], noisy(1.01), False),  # a loss with such a round is none either
         ([10.0] * 5, [10.0] * 5, ([10.0] * 5, [10.0] * 5), False),
     ],
 )
 def test_when_a_difference_is_shown(base, times, pair, shown):
     found = gain(base, times, pair)
     assert found.shown == shown and ("no difference shown" in str(found)) != shown
+
+
+@pytest.mark.parametrize(("ms", "shown"), [(8.0, False), (7.99, True), (12.5, False), (12.51, True)])
+def test_a_difference_exceeds_the_noise_to_be_shown(ms, shown):
+    """The pair's furthest round is 1.25 times as fast."""
+    assert gain([10.0] * 5, [ms] * 5, ([10.0] * 5, [10.0] * 4 + [8.0])).shown is shown
 
 
 def test_what_is_not_judged_says_why():

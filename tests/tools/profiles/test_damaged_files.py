@@ -336,6 +336,8 @@ def test_packed_files(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(files, "UNPACKED", 1000)
     path.write_bytes(gzip.compress(bytes(1001)))
     refused(kernel_times.main, [path], capsys, "unpacks to more than")
+    path.write_bytes(gzip.compress(b"x" * 1000))  # as many as it may have
+    assert files.content_of(path) == b"x" * 1000
 
 
 @pytest.mark.parametrize("name", ["pytorch/trace_gpu.json", "rocm-7.0/kernel_trace.csv"])

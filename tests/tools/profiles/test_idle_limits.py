@@ -76,6 +76,7 @@ def test_kernels_of_one_graph_follow_each_other_on_any_stream():
 DURING = {  # the gap of 100 us, the host's events: what it did
     "not known": (None, [], "not recorded"),
     "launched before": (launch(5, 6), [], "it had launched already"),
+    "launched as it begins": (launch(1000, 1001), [], "it had launched already"),
     "launches for half": (launch(5, 1050), [], "the call that launches (50 %)"),
     "not for half": (launch(5, 1049), [], "it had launched already"),
     "nothing": (launch(1100, 1101), [], "nothing that was recorded"),
