@@ -37,6 +37,7 @@ from common.profiles.groups import (
     steps_needed,
     sums,
 )
+from common.profiles.launches import GRAPH_LAUNCHES
 from common.profiles.model import (
     Kernel,
     Launch,
@@ -49,4 +50,4 @@ from common.profiles.model import (
     several_sources,
     unlike,
 )
-from common.profiles.traces import GRAPH_LAUNCHES, KINDS, RUNTIMES, TIMED
+from common.profiles.trace_events import KINDS, RUNTIMES, TIMED

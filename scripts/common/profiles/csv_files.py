@@ -7,6 +7,7 @@ from common.files import errors_of
 from common.files import number as finite_number
 from common.profiles.containers import opened
 from common.profiles.groups import clean
+from common.profiles.launches import LOST
 from common.profiles.model import (
     WITH_LAUNCHES,
     checked_kernel,
@@ -16,7 +17,6 @@ from common.profiles.model import (
     labels_of,
     with_times,
 )
-from common.profiles.traces import LOST
 
 HOST_CALLS = re.compile(  # rows of ROCm's tables of API functions, and of its table of domains
     r"(__)?hip[A-Z]\w*|hsa_\w+|(nccl|roctx|rocdec|rocJpeg)(?!\w*Kernel)[A-Z]\w*|[A-Z]+_API|KERNEL_DISPATCH|"

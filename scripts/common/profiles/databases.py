@@ -6,8 +6,8 @@ from typing import NamedTuple
 from common.command_line import Failure
 from common.profiles.containers import columns_of
 from common.profiles.groups import clean
+from common.profiles.launches import LAUNCHES, captured_launches, launch_table, lost_kernels
 from common.profiles.model import checked_kernel, copy_name, finished, is_time, label_of_copy, labels_of, with_times
-from common.profiles.traces import LAUNCHES, captured_launches, launch_table, lost_kernels
 
 GPU_COLUMNS = {"agent_abs_index", "agent_absolute_index", "deviceId"}  # of rocpd's kernels, old and new, and of nsys
 PROCESS_COLUMNS = {"pid", "globalPid"}

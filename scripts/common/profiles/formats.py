@@ -1,8 +1,8 @@
 """The table of the formats that are read, and the reading of a file by it. Standard library only.
 
 A row says what a file looks like, which function reads it, and which sample shows it. To add a format, write such a
-function, put a small sample into tests/tools/samples, and add a row. The search in folders, the list in
-scripts/YOUR_OWN_SCRIPT.md and the tests of damaged files follow the table.
+function, put a small sample into tests/tools/samples, and add a row. The search in folders, the tests of damaged files
+and the list in scripts/YOUR_OWN_SCRIPT.md (python scripts/maintain/ladder.py --write) follow the table.
 """
 
 from collections.abc import Callable
@@ -15,7 +15,8 @@ from common.profiles.csv_files import A_ROW_PER_LAUNCH, has_copies, has_launches
 from common.profiles.databases import is_nsys, is_rocpd, is_rpd, read_nsys, read_rocpd, read_rpd
 from common.profiles.perfetto import read_perfetto
 from common.profiles.rocprof_json import is_rocprof_json, read_rocprof_json
-from common.profiles.traces import is_trace, read_trace
+from common.profiles.trace_events import is_trace
+from common.profiles.traces import read_trace
 from common.tables import markdown_table
 
 

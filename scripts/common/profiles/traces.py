@@ -11,9 +11,16 @@ from collections import Counter
 from typing import NamedTuple
 
 from common.command_line import PRECISIONS, Failure
-from common.files import number as finite_number
 from common.formulas.gpus import name_of
 from common.profiles.groups import clean, group_of
+from common.profiles.launches import (
+    GRAPH_LAUNCHES,
+    LAUNCHES,
+    captured_launches,
+    launch_table,
+    lost_in_replays,
+    lost_launches,
+)
 from common.profiles.model import (
     EACH,
     Launch,
@@ -24,9 +31,19 @@ from common.profiles.model import (
     is_time,
     labels_of,
     overruns,
-    untimed,
     without_times,
     without_twins,
+)
+from common.profiles.trace_events import (
+    KINDS,
+    RUNTIMES,
+    check_accelerator,
+    paired,
+    part_processes,
+    place_of,
+    time_in,
+    timed_events,
+    without_zeros,
 )
 from common.step_parts import PHASES
 
@@ -48,31 +65,7 @@ ONLY_PREPARES = re.compile(
     PREPARES.pattern + r"|aten::(full(_like)?|new_(zeros|ones|full)|constant_pad_nd|repeat(_interleave)?|type_as|"
     r"(select|slice|diagonal)_backward)$"
 )
-KINDS = {"kernel": "kernel", "gpu_memcpy": "copy", "gpu_memset": "copy"}  # categories of a trace's events
-RUNTIMES = {"cuda_runtime", "hip_runtime", "cuda_driver", "xpu_runtime", "xpu_driver"}
-TIMED = {*KINDS, *RUNTIMES, "cpu_op", "user_annotation"}  # categories that are read
-OLD_CATEGORIES = {  # until PyTorch 1.12
-    "Kernel": "kernel",
-    "Memcpy": "gpu_memcpy",
-    "Memset": "gpu_memset",
-    "Operator": "cpu_op",
-    "Runtime": "cuda_runtime",
-}
-OLD_MARKS = re.compile(r"ProfilerStep#|Optimizer\.step#")  # which were operators then
-LAUNCHES = re.compile(r"(cuda|hip|cu)(Ext|Module)*(Cooperative)?Launch(Cooperative)?Kernel|urEnqueueKernelLaunch")
-GRAPH_LAUNCHES = ("cudaGraphLaunch", "hipGraphLaunch", "cuGraphLaunch")
-OTHER_ACCELERATORS = re.compile(r"mtia|hpu|xpu|privateuse|async_npu")  # their events are no operators of a CPU
-KNOWN_GPUS = "it reads those of AMD's, NVIDIA's and Intel's GPUs"
 CLOCK_US = 1  # to which old profilers round times
-LOST = 0.05  # of the launches without a kernel: fewer lie at the edges of the profile
-
-
-def is_trace(content):
-    """Return True for a Chrome trace, also in its short form: the list of events."""
-    if isinstance(content, list):
-        events = all(isinstance(one, dict) and ("ph" in one or not one) for one in content)
-        return any(content) and events
-    return isinstance(content, dict) and "traceEvents" in content
 
 
 def read_trace(path, content, gpu=None):
@@ -87,11 +80,7 @@ def read_trace(path, content, gpu=None):
     content["traceEvents"], unended = paired(content["traceEvents"])
     spans, empty = without_zeros(timed_events(content["traceEvents"]))
     if not spans and content["traceEvents"] and "schemaVersion" not in content:
-        if any((event.get("args") or {}).get("desc") == "KernelExecution" for event in content["traceEvents"]):
-            raise Failure(2, "was made of an .rpd: give that one")
-        kinds = "none of a kind that PyTorch's profiler writes"
-        way = "record a PyTorch program with torch.profiler, and another one with nsys or rocprofv3"
-        raise Failure(2, f"holds {len(content['traceEvents']):,} events, {kinds}: {way}")
+        refuse_foreign_events(content["traceEvents"])
     origin_us = spans[0]["ts"] if spans else 0
     launches = []
     host = []
@@ -105,9 +94,10 @@ def read_trace(path, content, gpu=None):
     part_processes(launches, host)
     kernels = [event for event in empty if event["cat"] in KINDS]
     warnings = [*unended, *without_times(len(kernels), len(launches) + len(kernels), "kernels and copies")]
-    told = {"warnings": warnings, "empty": kernels}
-    memory = memory_events(content["traceEvents"], origin_us)
-    common = (path, content, origin_us, memory)
+    calls = len(empty) - len(kernels)
+    notes = [f"Without times (0 in the file): {calls:,} events of the CPU, which are left out."] if calls else []
+    told = {"warnings": warnings, "notes": notes, "empty": kernels}
+    common = (path, content, origin_us, memory_events(content["traceEvents"], origin_us))
     labels = labels_of(map(place_of, launches)) if launches else {}
     if gpu is None or len(labels) < 2:
         return [profile_of(*common, launches, host, labels, **told)]
@@ -123,10 +113,20 @@ def read_trace(path, content, gpu=None):
     return found
 
 
-def profile_of(path, content, origin_us, memory, launches, host, labels, warnings, empty):
+def refuse_foreign_events(events):
+    """Raise Failure for a trace none of whose events is read."""
+    if any((event.get("args") or {}).get("desc") == "KernelExecution" for event in events):
+        raise Failure(2, "was made of an .rpd: give that one")
+    kinds = "none of a kind that PyTorch's profiler writes"
+    way = "record a PyTorch program with torch.profiler, and another one with nsys or rocprofv3"
+    raise Failure(2, f"holds {len(events):,} events, {kinds}: {way}")
+
+
+def profile_of(path, content, origin_us, memory, launches, host, labels, warnings, notes, empty):
     """Return the profile of events of memory, GPU and host, which are in order of time from the origin on.
 
-    labels: {place: name} of the GPUs that ran the launches. warnings: about the file. empty: launches without times.
+    labels: {place: name} of the GPUs that ran the launches. warnings and notes: about the file. empty: launches without
+    times.
     """
     host = with_one_optimizer_mark_per_step(host)
     operators = [event for event in host if event["cat"] == "cpu_op"]
@@ -163,7 +163,7 @@ def profile_of(path, content, origin_us, memory, launches, host, labels, warning
         host=host,
         sources=tuple(labels.values()),
         warnings=(*warnings, *work.warnings),
-        notes=work.notes,
+        notes=(*notes, *work.notes),
         early=work.early,
         step_note=step_note,
     )
@@ -209,13 +209,6 @@ def check_cpu_only(content, runtime, memory, device):
         raise Failure(2, f"holds memory of {device or 'a GPU'} and no launch: {NOT_SEEN}")
 
 
-def check_accelerator(events):
-    """Refuse the events of an accelerator that is no GPU."""
-    categories = {event.get("cat") for event in events if type(event.get("cat")) is str}
-    if others := sorted(name for name in categories if OTHER_ACCELERATORS.match(name)):
-        raise Failure(2, f"has the work of an accelerator that this tool can't read ({clean(others[0])}): {KNOWN_GPUS}")
-
-
 NOT_SEEN = "record it with ProfilerActivity.CUDA; if it was, the profiler can't see this GPU (as in some WSL): try nsys"
 LOST_ALL = "the profiler lost them or can't see this GPU (as in WSL): profile fewer steps, beside no other profiler"
 
@@ -240,122 +233,7 @@ def device_of(content, launches):
     return name_of(clean(name), whole_number(found.get("numSms"))) if name else None
 
 
-def timed_events(events):
-    """Return the events of the categories that are read, by their start, callers before the events inside them."""
-    found = [event for event in events if event.get("cat") in TIMED]
-    if not any(event["cat"] in KINDS for event in found) and any(
-        event.get("cat") in OLD_CATEGORIES for event in events
-    ):
-        for event in events:
-            if event.get("cat") in OLD_CATEGORIES and event.get("ph") == "X":
-                event["cat"] = OLD_CATEGORIES[event["cat"]]
-                if OLD_MARKS.match(str(event.get("name"))):
-                    event["cat"] = "user_annotation"
-                if "Input dims" in (arguments := event.get("args") or {}):
-                    arguments["Input Dims"] = arguments["Input dims"]
-        found = [event for event in events if event.get("cat") in TIMED]
-    numbers = (int, float)
-    limit = 2**63
-    for event in found:
-        ts = event.get("ts")
-        dur = event.get("dur")
-        if type(ts) is str or type(dur) is str:
-            event["ts"] = ts = time_in(ts)
-            event["dur"] = dur = time_in(dur)
-        if not (type(ts) in numbers and type(dur) in numbers and -limit < ts < limit and 0 <= dur < limit):
-            check_accelerator(events)
-            raise ValueError(f"{clean(event['name'])} starts at {ts} us and takes {dur} us")
-    found.sort(key=lambda event: (event["ts"], -event["dur"]))
-    return found
-
-
-def time_in(value):
-    """Return a time of an event, which some programs write as text."""
-    return finite_number(value) if type(value) is str else value
-
-
-def paired(events):
-    """Return the events with one of a begin and its end for each such pair, and warnings about those without an end."""
-    if not any(event.get("ph") == "B" and event.get("cat") in TIMED for event in events):
-        return events, ()
-    found = []
-    open_events = {}  # (process, thread): those that have not ended, the innermost last
-    begun = 0
-    halves = [event for event in events if event.get("ph") in ("B", "E")]
-    for event in sorted(halves, key=lambda event: time_in(event["ts"])):
-        stack = open_events.setdefault((event.get("pid"), event.get("tid")), [])
-        if event["ph"] == "B":
-            begun += 1
-            stack.append(event)
-        elif stack:
-            begin = stack.pop()
-            dur = time_in(event["ts"]) - time_in(begin["ts"])
-            found.append(begin | {"ph": "X", "dur": dur})
-    lost = begun - len(found)
-    warnings = [f"Without an end: {lost:,} of {begun:,} events that begin, which are left out."] if lost else []
-    return [*(event for event in events if event.get("ph") not in ("B", "E")), *found], warnings
-
-
-def without_zeros(spans):
-    """Return the sorted events that have times, and those whose times the profiler left at zero."""
-    if not spans or spans[0]["ts"] > 0:
-        return spans, []
-    empty = untimed([(1e3 * event["ts"], 1e3 * (event["ts"] + event["dur"])) for event in spans])
-    return [event for at, event in enumerate(spans) if at not in empty], [spans[at] for at in sorted(empty)]
-
-
-# ---------------------------------------------------------------- which GPU, and which process launched
-
-
-def place_of(event):
-    """Return (process or group of a fused trace, number of the GPU) of a kernel's event."""
-    arguments = event.get("args") or {}
-    device = arguments.get("device")
-    process = event.get("pid")
-    if device is None:
-        device = process
-    return str(event.get(LAUNCHER, process)), device
-
-
-LAUNCHER = "launched by"  # a process that part_processes writes into a launch
-
-
-def part_processes(launches, host):
-    """Write into each launch which process launched it, where several processes call their GPU by one number.
-
-    Raise Failure if these share the numbers of their launches, too.
-    """
-    if len({event.get("pid") for event in host if event["cat"] in RUNTIMES}) < 2:
-        return
-    launchers = {}  # number of a launch: its processes
-    graphs = set()
-    for event in host:
-        if event["cat"] in RUNTIMES:
-            number = (event.get("args") or {}).get("correlation")
-            launchers.setdefault(number, set()).add(event.get("pid"))
-            if event["name"] in GRAPH_LAUNCHES:
-                graphs.add(number)
-    of_place = {}
-    for event in launches:
-        of_place.setdefault(place_of(event), []).append(event)
-    for (_, device), events in of_place.items():
-        numbers = Counter((event.get("args") or {}).get("correlation") for event in events)
-        processes = set()
-        twice = set()
-        for number, count in numbers.items():
-            found = launchers.get(number, set())
-            if len(found) == 1:
-                processes |= found
-            elif count > 1 and number not in graphs:
-                twice |= found
-        unknown = any(len(launchers.get(number, ())) != 1 for number in numbers)
-        if len(processes | twice) > 1 and (twice or unknown):
-            words = f"{len(processes | twice)} processes that both call their GPU {clean(str(device))}"
-            way = "give each process's own trace"
-            raise Failure(2, f"holds the kernels of {words}, and doesn't tell which launched which: {way}")
-        if len(processes) > 1:
-            for event in events:
-                (event[LAUNCHER],) = launchers[event["args"]["correlation"]]
+# ---------------------------------------------------------------- which process launched
 
 
 def hosts_of(host, launches):
@@ -409,26 +287,6 @@ def number_launches(launches, host):
             event["args"]["correlation"] = operator_number(event)
 
 
-def launch_table(runtime, wanted):
-    """Return {number: {process: the host's Launch}} of the calls with these numbers, which kernels and copies name."""
-    found = {}
-    waited = set()  # threads whose last calls made a stream wait
-    for event in runtime:
-        name = event["name"]
-        if "StreamWaitEvent" in name:
-            waited.add((event.get("pid"), event.get("tid")))
-            continue
-        number = (event.get("args") or {}).get("correlation")
-        if number not in wanted:
-            continue
-        thread = (event.get("pid"), event.get("tid"))
-        start = 1e3 * event["ts"]
-        launch = Launch(start, start + 1e3 * event["dur"], thread, name in GRAPH_LAUNCHES, thread in waited)
-        found.setdefault(number, {})[thread[0]] = launch
-        waited.discard(thread)
-    return found
-
-
 def gpu_call(event, labels, host_calls, operator_of):
     """Return the Kernel of an event on the GPU. operator_of: {number: event}, for launches that were not recorded."""
     arguments = event.get("args") or {}
@@ -456,102 +314,6 @@ def gpu_call(event, labels, host_calls, operator_of):
 
 COLLECTIVE = ("Collective name", "In msg nelems", "Out msg nelems", "Group size", "dtype", "Seq")
 COLLECTIVE += ("Process Group Name", "Process Group Ranks")
-
-
-def lost_launches(runtime, launches):
-    """Return warnings about launches, of graphs and of kernels, whose kernels are not in the trace."""
-    with_kernel = {number_of_launch(event) for event in launches}
-    if with_kernel == {None}:
-        return
-    graphs = [number_of_launch(event) for event in runtime if event["name"] in GRAPH_LAUNCHES]
-    replayed = sum(number in with_kernel for number in graphs)
-    if 0 < replayed < len(graphs):
-        yield f"{len(graphs):,} graph launches, but kernels of only {replayed:,} of them: the profiler lost the others."
-    elif graphs and not replayed and len(launches) < len(graphs):
-        yield f"{len(graphs):,} graph launches, but kernels of none of them: the profiler lost them."
-    yield from lost_kernels(runtime, with_kernel)
-
-
-def lost_kernels(runtime, with_kernel):
-    """Return warnings about launches of single kernels that are not in the profile.
-
-    runtime: the host's calls in order of time. with_kernel: the numbers that kernels share with their launches.
-    """
-    names = {event["name"] for event in runtime}
-    launching = {name for name in names if LAUNCHES.match(name)}
-    single = [event for event in runtime if event["name"] in launching]
-    lost = sum(number_of_launch(event) not in with_kernel for event in single)
-    if lost > LOST * len(single) and any(CAPTURE.search(name) for name in names):
-        single = [event for event in outside_captures(runtime) if event["name"] in launching]
-        lost = sum(number_of_launch(event) not in with_kernel for event in single)
-    if lost > LOST * len(single):
-        cause = "they were captured into a graph, or the profiler lost them"
-        yield f"{lost:,} of {len(single):,} launches have no kernel: {cause}."
-
-
-def captured_launches(runtime):
-    """Return notes about launches that a graph captured, which ran nothing."""
-    names = {event["name"] for event in runtime}
-    if not any(CAPTURE.search(name) for name in names):
-        return ()
-    launching = {name for name in names if LAUNCHES.match(name)}
-    whole = sum(event["name"] in launching for event in runtime)
-    captured = whole - sum(event["name"] in launching for event in outside_captures(runtime))
-    return (f"{captured:,} of {whole:,} launches were captured into a graph, and ran nothing.",) if captured else ()
-
-
-CAPTURE = re.compile("Stream(Begin|End)Capture")
-
-
-def outside_captures(runtime):
-    """Return the host's calls without those that a graph captured in their process, which launched nothing."""
-    capturing = set()
-    found = []
-    for event in runtime:
-        if change := CAPTURE.search(event["name"]):
-            if change[1] == "Begin":
-                capturing.add(event.get("pid"))
-            else:
-                capturing.discard(event.get("pid"))
-        elif event.get("pid") not in capturing:
-            found.append(event)
-    return found
-
-
-def number_of_launch(event):
-    return (event.get("args") or {}).get("correlation")
-
-
-def lost_in_replays(runtime, launches):
-    """Return warnings about replays that lack kernels which others of their graph have, and notes that suspect it.
-
-    Without the number of its graph, a replay that begins as a longer one does may be one of another graph.
-    """
-    replayed = {number_of_launch(event) for event in runtime if event["name"] in GRAPH_LAUNCHES}
-    if not replayed:
-        return (), ()
-    replays = {}  # (number of the graph, number of the launch): names of the kernels
-    for event in launches:
-        arguments = event.get("args") or {}
-        if (number := arguments.get("correlation")) is not None and number in replayed:
-            replays.setdefault((arguments.get("graph id"), number), []).append(event["name"])
-    longest = Counter()
-    for (graph, _), names in replays.items():
-        longest[graph] = max(longest[graph], len(names))
-    known = [(graph, names) for (graph, _), names in replays.items() if graph is not None]
-    lacking = sum(len(names) < longest[graph] for graph, names in known)
-    warnings = ()
-    if lacking > LOST * len(known):
-        words = "lack kernels that others of their graph have: the profiler lost them"
-        warnings = (f"{lacking:,} of {len(known):,} replays {words}.",)
-    unknown = [tuple(names) for (graph, _), names in replays.items() if graph is None]
-    kinds = sorted(set(unknown))  # right behind one that others begin with stands one of these
-    shorter = {one for one, other in itertools.pairwise(kinds) if other[: len(one)] == one}
-    if not shorter:
-        return warnings, ()
-    count = sum(one in shorter for one in unknown)
-    words = "have fewer kernels than others that begin alike: if it's one graph, some were lost"
-    return warnings, (f"{count:,} of {len(unknown):,} graph launches {words}.",)
 
 
 # ---------------------------------------------------------------- what is a step

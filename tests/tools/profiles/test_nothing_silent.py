@@ -1,4 +1,4 @@
-"""What a file holds and a reader cannot use is named, and a verdict that rests on a part is none.
+"""Readers name all that a file holds and they cannot use; a verdict that rests on a part is none.
 
 Times of traces are in us, those of tables and databases in ns.
 """
@@ -81,7 +81,7 @@ def test_two_traces_in_one_file_are_said(tmp_path, capsys):
 
 
 def test_a_table_without_a_last_end_of_line_is_read(tmp_path, capsys):
-    """Where a number that is read stands last, it may be cut off: add the end of line if the file is whole."""
+    """The last number may be cut off, if it is one that is read: add the end of line if the file is whole."""
     path = tmp_path / "kernel_trace.csv"
     path.write_text(TABLE)
     whole = idle_of(path, capsys)
@@ -656,7 +656,7 @@ def test_launches_without_kernels_are_lost_unless_a_graph_captured_them(kind, wr
 
 
 def test_launches_of_another_process_or_layer_are_not_lost(tmp_path):
-    """Where HSA's calls are recorded, too, kernels may name those instead of HIP's."""
+    """Kernels may name HSA's calls instead of HIP's, where those are recorded, too."""
     path = database_of(some_lost(0), "rocpd", tmp_path / "x.db")
     with contextlib.closing(sqlite3.connect(path)) as connection:
         connection.execute("UPDATE kernels SET stack_id = stack_id + 1000")
