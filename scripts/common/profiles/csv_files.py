@@ -5,7 +5,7 @@ import re
 from common.command_line import Failure
 from common.files import errors_of
 from common.files import number as finite_number
-from common.profiles.containers import opened
+from common.profiles.containers import TABLE, opened
 from common.profiles.groups import clean
 from common.profiles.launches import LOST
 from common.profiles.model import (
@@ -90,7 +90,9 @@ def copies_beside(path, labels):
     if not beside.is_file():
         lack = "There is no memory_copy_trace file beside it: if the program copied, that time counts as idle here."
         return [], [], [lack, *more]
-    with errors_of(beside), opened(beside) as (_, content):
+    with errors_of(beside), opened(beside) as (container, content):
+        if container != TABLE or not has_copies(content):
+            return [], [f"{beside.name} has no columns of copies, so it isn't read, and copies count as idle."], more
         rows = list(content.rows)
         spans = [span_of(row, content.ns_per_unit) for row in rows]
         rows, warnings = with_times(rows, spans, f"rows of {beside.name}")

@@ -152,7 +152,7 @@ def untimed(spans):
     first = min((start for start, _ in spans if start), default=0)
     found = set()
     for at, (start, end) in enumerate(spans):
-        if not end or start is None or (not start and first - end > LONG_NS):
+        if start is None or end is None or (end == 0 and start >= 0) or (start == 0 and first - end > LONG_NS):
             found.add(at)
     return found
 

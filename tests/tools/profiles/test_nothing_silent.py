@@ -22,6 +22,7 @@ import analyze_kernel_launches as launches
 import kernel_counters
 import kernel_times
 from common.profiles import group_of, idle, read_profile
+from common.profiles.model import untimed
 from in_process import refused
 
 # ---------------------------------------------------------------- one refusal per cause
@@ -202,6 +203,20 @@ def test_zero_is_no_time(name, write, capsys):  # noqa: F811
     assert not idle_of(write(launches_and_kernels(40, begin)), capsys)["warnings"]
 
 
+@pytest.mark.parametrize(
+    ("spans", "empty"),
+    [
+        ([(0, 10), (20, 30)], set()),  # clocks may begin at zero
+        ([(0, 10), (10**9 + 10, 10**9 + 20)], set()),
+        ([(0, 10), (10**9 + 11, 10**9 + 20)], {0}),
+        ([(-10, 0), (0, 10), (20, 30)], set()),
+        ([(0, 0), (5, 0), (None, 5), (5, None), (5, 6)], {0, 1, 2, 3}),
+    ],
+)
+def test_which_times_are_none(spans, empty):
+    assert untimed(spans) == empty
+
+
 @pytest.mark.parametrize("times", ["5000,0", "0,0"])
 def test_a_row_without_times_is_left_out(times, tmp_path, capsys):
     """One End_Timestamp of 0 refused the whole file."""
@@ -359,7 +374,11 @@ def test_the_copies_beside_a_table_of_kernels_are_read(agents, tmp_path, capsys)
     assert (row["busy_ms"], row["communication_ms"]) == (pytest.approx(0.48), 0)
     copies = path.with_name("1_memory_copy_trace.csv")
     refused(kernel_times.main, [copies], capsys, "has only copies: give the kernel_trace file beside it")
-    copies.write_text(copies.read_text()[:-30])
+    whole = copies.read_text()
+    copies.write_text("Start_Timestamp,End_Timestamp\n1,2\n")
+    found = idle_of(path, capsys)
+    assert found["launch_bound"] is None and found["warnings"][0].startswith(f"{copies.name} has no columns of copies")
+    copies.write_text(whole[:-30])
     refused(kernel_times.main, [path], capsys, f"{copies} is cut off or damaged")
 
 

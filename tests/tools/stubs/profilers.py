@@ -212,12 +212,6 @@ def write_thread_traces(given, folder):
             (decoded / "code.json").write_text("{}")
 
 
-TIMES = '"Start_Timestamp","End_Timestamp"\n100,200\n'
-COPIES = (
-    '"Kind","Direction","Source_Agent_Id","Destination_Agent_Id","Correlation_Id","Start_Timestamp","End_Timestamp"\n'
-)
-
-
 def rocprofv3_files(given, formats, counters):
     """Write what one profiled process leaves."""
     name = first(given, "-o") or f"{platform.node()}/%pid%"
@@ -242,7 +236,14 @@ def rocprofv3_files(given, formats, counters):
         for kind in kinds if not nothing else ():
             shutil.copy(samples / f"{kind}.csv", new(f"{kind}.csv"))
         for kind in others if {"--runtime-trace", "--hip-runtime-trace"} & given.keys() else ():
-            new(f"{kind}_trace.csv").write_text(COPIES if kind == "memory_copy" else TIMES)
+            new(f"{kind}_trace.csv").write_text('"Start_Timestamp","End_Timestamp"\n100,200\n')
+            if kind == "memory_copy":
+                agents = '"Agent 0","Agent 4"' if newer_than("6.4") else "0,4"
+                columns = (
+                    '"Kind","Direction","Source_Agent_Id","Destination_Agent_Id","Start_Timestamp","End_Timestamp"'
+                )
+                row = f'"MEMORY_COPY","MEMORY_COPY_HOST_TO_DEVICE",{agents},1550151852997000,1550151852999000'
+                base.with_name(f"{base.name}_{kind}_trace.csv").write_text(f"{columns}\n{row}\n")
         if heard and not nothing:
             new("marker_api_trace.csv").write_text(f'"Function","Start_Timestamp"\n"measured steps",{started}\n')
         if counters and FAULT != "no-kernels":
