@@ -125,6 +125,10 @@ def check_on(folder, target):
     number, path = folder.name[:2], folder / "exercise.py"
     if not is_started(path.read_text(encoding="utf-8", errors="replace")):
         raise Failure(1, f"{number} is not started: {relative(path)}")
+    from grading import load_task
+
+    if not load_task(folder).kernel:
+        raise Failure(2, f"exercise {number} launches no kernel, so {target} has nothing to execute: omit --target")
     print(f"{number} as the instructions of {target}, which scripts/amd/README.md explains:", flush=True)
     verdict = grade([(folder, path)], EXECUTION_TIMEOUT, target)[0]
     if verdict["passed"]:

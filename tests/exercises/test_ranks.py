@@ -382,6 +382,13 @@ def test_a_checker_that_is_ended_leaves_no_rank_and_no_file(workshop, number):
         assert list(scratch.iterdir()) == []
 
 
+def test_no_instructions_are_right_where_no_kernel_is_launched(workshop):
+    folder = workshop / EXERCISES["29"].name
+    shutil.copy(folder / "answer.py", folder / "exercise.py")
+    done = run_file(workshop / "check.py", "29", "--target", "gfx942")
+    assert done.returncode == 2 and "exercise 29 launches no kernel, so gfx942 has nothing to execute" in done.stderr
+
+
 # ---------------------------------------------------------------- the timeline
 
 HIDDEN = """works = [dist.all_reduce(x.clone(), async_op=True)]
