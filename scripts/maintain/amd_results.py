@@ -1,8 +1,8 @@
-"""Run version 3 on every AMD target in the interpreter, in several processes, and write RESULTS.md.
+"""Run version 3 on every AMD target in the interpreter, in several processes, and write its pages of results.
 
     python scripts/maintain/amd_results.py runs.jsonl --processes 15              # all: two minutes on 16 cores
     python scripts/maintain/amd_results.py runs.jsonl --only gfx942 D=64 bfloat16 # those whose name has all these words
-    python scripts/maintain/amd_results.py runs.jsonl --write                     # write RESULTS.md from the file
+    python scripts/maintain/amd_results.py runs.jsonl --write                     # write the pages
 
 The file gets a line of JSON for each run, and a first one with the commit and the versions. A run that the file holds
 is not repeated: start the same command again after it was stopped. TINY_LLAMA_COMMIT names the commit if the files are
@@ -38,6 +38,7 @@ from inspect_kernels import prepare_worker
 from maintain import execute_training
 
 PAGE = ROOT / "scripts" / "amd" / "RESULTS.md"
+TABLES_PAGE = ROOT / "scripts" / "amd" / "RESULTS_TABLES.md"
 TILES = 3  # at most, that attention may choose from
 # All combinations of these run, for each size of a head.
 EACH = {"target": amd_cases.TARGETS, "dtype": amd_cases.DTYPES, "tile": tuple(range(TILES)), "D": (16, 32, 64, 128)}
@@ -140,6 +141,32 @@ Nobody has run the kernels on an AMD GPU.
     python scripts/maintain/amd_results.py runs.jsonl --processes 15    # {runs} runs, {minutes:.0f} minutes of one core
     python scripts/maintain/amd_results.py runs.jsonl --write           # this page
 
+All runs but one are right: an output or gradient may have twice the error of plain PyTorch in the same precision, plus
+1e-6. The wrong one is attention in float16 with values around 1e-3 on gfx90a, whose matrix units flush denormal
+numbers to zero. [Every operation and every tile](RESULTS_TABLES.md) has a row of its own.
+
+## Two training steps
+The table compares two steps of version 3 with two of version 1 in the same precision: the losses, and the error of all
+weights afterwards. Errors are relative to version 1 in float64, whose losses are {losses}.
+
+    python scripts/maintain/execute_training.py
+
+{training}
+
+## Single instructions deleted or changed
+We deleted or changed {mutants} instructions of each kernel, one at a time, on gfx942 in bfloat16. *Faults* are changes
+that stopped the interpreter with an error, *wrong results* those that made the error larger than we allow. The others
+weren't noticed. We haven't looked at each of these: some can't change anything (a check for NaN, a scale that isn't
+needed, a register that holds the same value), others change too little. We left out waits, which the interpreter
+doesn't model.
+
+{changed}
+"""
+TABLES_TEXT = """\
+# Every operation and every tile, executed as AMD's instructions
+
+These are the tables behind [RESULTS.md](RESULTS.md), which says with which versions we ran them.
+
 ## Operations
 Errors are relative to a float64 computation. An output or gradient may have twice the error of plain PyTorch in the
 same precision, plus 1e-6. A cell shows the error of the output or gradient that came closest to its limit; *allowed*
@@ -159,23 +186,6 @@ occurs in at least {meetings} runs. A cell shows the largest error in percent of
 gfx942 and gfx950, and gfx1 for gfx1100 and gfx1201.
 
 {tiles}
-
-## Two training steps
-The table compares two steps of version 3 with two of version 1 in the same precision: the losses, and the error of all
-weights afterwards. Errors are relative to version 1 in float64, whose losses are {losses}.
-
-    python scripts/maintain/execute_training.py
-
-{training}
-
-## Single instructions deleted or changed
-We deleted or changed {mutants} instructions of each kernel, one at a time, on gfx942 in bfloat16. *Faults* are changes
-that stopped the interpreter with an error, *wrong results* those that made the error larger than we allow. The others
-weren't noticed. We haven't looked at each of these: some can't change anything (a check for NaN, a scale that isn't
-needed, a register that holds the same value), others change too little. We left out waits, which the interpreter
-doesn't model.
-
-{changed}
 """
 OUTPUTS = {"o": ["o"], "dq": ["dq"], "dkdv": ["dk", "dv"]}  # of the kernel that computes it
 
@@ -248,8 +258,11 @@ def fewest_meetings():
     return min(met[pair] for pair in wanted)
 
 
-def page(made, lines):
-    """Return the text of RESULTS.md. made: the first line of the file of runs, lines: the others."""
+def pages(made, lines):
+    """Return the texts of RESULTS.md and RESULTS_TABLES.md.
+
+    made: the first line of the file of runs, lines: the others.
+    """
     by_work = {}
     for line in lines:
         by_work.setdefault(line["run"]["work"], []).append(line)
@@ -275,23 +288,26 @@ def page(made, lines):
         for line in by_work["mutants"]
     }
     kernels = [name.removesuffix("_kernel") for name in mutants.CASES]
-    return TEXT.format(
-        date=made["date"][:10],
-        commit=made["commit"][:10] + " with changes that are not committed" * made["modified"],
-        **{name: made["packages"][name] for name in ("triton", "torch", "numpy")},
-        runs=len(lines),
-        minutes=sum(line["found"]["seconds"] for line in lines) / 60,
+    tables = TABLES_TEXT.format(
         operations=operations_table(cases),
         attention=len(of_tiles),
         lengths=", ".join(map(str, TURNS["T"])),
         heads=", ".join(f"{B} x {H}/{K}" for B, H, K in TURNS["heads"]),
         meetings=fewest_meetings(),
         tiles=tiles_table(of_tiles),
+    )
+    text = TEXT.format(
+        date=made["date"][:10],
+        commit=made["commit"][:10] + " with changes that are not committed" * made["modified"],
+        **{name: made["packages"][name] for name in ("triton", "torch", "numpy")},
+        runs=len(lines),
+        minutes=sum(line["found"]["seconds"] for line in lines) / 60,
         losses=" and ".join(f"{loss:.6f}" for loss in by_work["training"][0]["found"]["exact_losses"]),
         training=table(columns, training),
         mutants=MUTANTS,
         changed=table(["kernel", "faults", "wrong results", "not noticed"], [[k, *changed[k]] for k in kernels]),
     )
+    return text, tables
 
 
 # ---------------------------------------------------------------- running it
@@ -373,7 +389,8 @@ def report(options):
     if options.write:
         if left:
             raise Failure(2, f"{options.file} lacks {len(left)} runs: make them first")
-        PAGE.write_text(page(lines[0], lines[1:]))
+        for path, text in zip((PAGE, TABLES_PAGE), pages(lines[0], lines[1:]), strict=True):
+            path.write_text(text)
         return 0
     count = perform_all(left, options)
     print(f"{len(chosen)} runs, {count} of them wrong, failed or left to do")
@@ -387,7 +404,7 @@ def main(argv=None):
     add("--processes", type=positive, default=1, metavar="N", help="(1)")
     add("--minutes", type=float, metavar="N", help="begin no run after so many (no limit)")
     add("--only", nargs="+", default=[], metavar="WORD", help="only runs with all of these in their name (all)")
-    add("--write", action="store_true", help="run nothing, write RESULTS.md from the file")
+    add("--write", action="store_true", help="run nothing, write the pages from the file")
     return parser.run(report, argv)
 
 
