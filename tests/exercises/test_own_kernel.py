@@ -301,10 +301,13 @@ NO_FAULTS = {
         "extra": "@triton.autotune([triton.Config({'BLOCK': b}) for b in (4, 8)], key=['n'])",
         "block": "",
     },
-    "a rounding to bfloat16": {
-        "body": "tl.store(y_ptr + i, (x.to(tl.float32) / 3).to(tl.bfloat16), mask=i < n)",
-        "formula": "x / 3",
-        "dtypes": "torch.bfloat16",
+    "a sum behind a lock": {
+        "body": """while tl.atomic_cas(y_ptr + 1, 0, 1) == 1:
+        pass
+    tl.store(y_ptr, tl.load(y_ptr) + tl.sum((x > 0).to(tl.int32), 0))
+    tl.atomic_xchg(y_ptr + 1, 0)""",
+        "formula": "torch.stack([(x > 0).sum(), (x > x).sum()]).int()",
+        "allocate": "zeros(2, dtype=torch.int32)",
     },
 }
 
@@ -328,6 +331,18 @@ def test_what_is_no_fault(tmp_path, name):
 def test_what_is_a_fault(tmp_path, arguments, kind, said):
     verdict = small(tmp_path, **arguments)
     assert verdict["kind"] == kind and said in verdict["sentence"], verdict
+
+
+@interpreted
+def test_a_number_is_rounded_to_bfloat16_as_on_a_gpu(tmp_path):
+    """Triton's interpreter cuts the bits off, which doubles the error."""
+    body = "tl.store(y_ptr + i, (x.to(tl.float32) / 3).to(tl.bfloat16), mask=i < n)"
+    (tmp_path / "kernel.py").write_text(SMALL.format(extra="", body=body, allocate="empty_like(x)", block=", 4"))
+    module = grading.load_module(tmp_path / "kernel.py", "rounds")
+    x = torch.randn(50, generator=torch.Generator().manual_seed(0)).bfloat16()
+    with strict_interpreter.Watch({}, {}):
+        y = module.function(x)
+    assert torch.equal(y, (x.float() / 3).bfloat16())
 
 
 @interpreted
