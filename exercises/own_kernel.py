@@ -521,20 +521,19 @@ def bytes_of(tensors):
 
 
 def time_function(function, inputs, leaves, cotangents):
-    """Return the median ms of a call, and that of its backward or None."""
+    """Return the median ms of a call, and of one with its backward; of the first alone where nothing has a gradient."""
+
+    def call():
+        return function(*inputs.values())
+
+    def call_and_backward():
+        called = with_leaves(inputs, leaves)
+        return differentiate(named(function(*called.values())), called, leaves, cotangents)
+
     bench = functools.partial(triton.testing.do_bench, return_mode="median")
     with torch.no_grad():
-        forward = bench(lambda: function(*inputs.values()))
-    if not leaves:
-        return forward, None
-    inputs = with_leaves(inputs, leaves)
-    results = named(function(*inputs.values()))
-    used, wanted, given = (
-        [*part.values()]
-        for part in ({name: results[name] for name in cotangents}, {name: inputs[name] for name in leaves}, cotangents)
-    )
-    backward = bench(lambda: torch.autograd.grad(used, wanted, given, retain_graph=True))
-    return forward, backward
+        times = [bench(call)]
+    return [*times, bench(call_and_backward)] if leaves else times
 
 
 def time_task(task, name):
@@ -547,8 +546,9 @@ def time_task(task, name):
     cotangents = {n: t.clone() for n, t in draw_cotangents(task, inputs, leaves, "contiguous").items()}
     with torch.no_grad():
         results = named(task.reference(*inputs.values()))
-    moved = bytes_of([*tensors_of(inputs).values(), *results.values()])
-    moved_back = bytes_of([*tensors_of(inputs).values(), *cotangents.values(), *(inputs[name] for name in leaves)])
+    given = list(tensors_of(inputs).values())
+    moved = bytes_of([*given, *results.values()])
+    back = bytes_of([*given, *cotangents.values(), *(inputs[name] for name in leaves)])
     x = torch.ones(moved // 8, device=grading.DEVICE)
     y = torch.empty_like(x)
     copy = moved / triton.testing.do_bench(lambda: torch.neg(x, out=y), return_mode="median") / 1e6
@@ -558,9 +558,9 @@ def time_task(task, name):
         return f"{milliseconds:10.4f} ms {rate:8,.0f} GB/s {100 * rate / copy:4.0f} %"
 
     case = f"{describe_sizes(task.timed)}, {str(dtype).removeprefix('torch.')}, {torch.cuda.get_device_name()}"
-    columns = ["forward", "backward"] if leaves else ["forward"]
+    columns = {"forward": moved} | ({"with backward": moved + back} if leaves else {})
     lines = [
-        f"{case}: medians of triton.testing.do_bench, and rates as a share of a copy's",
+        f"{case}: medians of triton.testing.do_bench; GB/s if each tensor moved once, and % of a copy's",
         (f"{'':18s}" + "".join(f"{column:>13s}{'':21s}" for column in columns)).rstrip(),
     ]
     functions = {
@@ -570,11 +570,13 @@ def time_task(task, name):
     }
     for label, function in functions.items():
         try:
-            forward, backward = time_function(function, inputs, leaves, cotangents)
+            times = time_function(function, inputs, leaves, cotangents)
         except RuntimeError as error:
+            if label == name:
+                raise
             lines.append(f"{label:18s} failed: {type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}")
             continue
-        lines.append(f"{label:18s}{cell(forward, moved)}" + (f" {cell(backward, moved_back)}" if backward else ""))
+        lines.append(f"{label:18s}" + " ".join(map(cell, times, columns.values())))
     lines.append(f"{'copy':18s}{'':13s} {copy:8,.0f} GB/s, a kernel that reads and writes as many bytes as the forward")
     return lines
 

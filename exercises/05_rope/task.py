@@ -57,6 +57,12 @@ def rotate(
     return {"y": turn(x, c, s), "dx": turn(dy, backward_cos * c, -s)}
 
 
+def cosine_for_sine(cos, sin, **rest):
+    """Exchange cos and sin after the loads, so sign reaches what multiplies the own element."""
+    found = rotate(cos=sin, sin=cos, copied_cos=0.0, **rest)
+    return {"y": found["y"], "dx": -found["dx"]}
+
+
 def exchanged(rotated_heads, **rest):
     """Take row % heads for the token and row // heads for the head."""
     return rotate(
@@ -98,10 +104,8 @@ TASK = Task(
             **i, copied_cos=0.0
         ),
         "the second half is x2 · cos + x1 · sin: its sign is wrong": lambda **i: rotate(**i, same_sign=True),
-        "sin is loaded from the table of cos": lambda cos, sin, **rest: {"y": rotate(cos=cos, sin=cos, **rest)["y"]},
-        "cos and sin are exchanged": lambda cos, sin, **rest: {
-            "y": rotate(cos=sin, sin=cos, copied_cos=0.0, **rest)["y"]
-        },
+        "sin is loaded from the table of cos": lambda sin, **i: rotate(**i, sin=i["cos"]),
+        "cos and sin are exchanged": cosine_for_sine,
         "y is rotated by the opposite angle": lambda sin, **rest: define(sin=-sin, **rest),
         "dx is rotated by the angle of the forward: sign has no effect": not_inverted,
         "sign belongs to sin only: the cosine of the opposite angle is the same": lambda **i: {
@@ -116,6 +120,13 @@ TASK = Task(
         "backward rotates forwards": Mistake("other=0.0) * sign", "other=0.0)", "dx", says="sign has no effect"),
         "rotated the other way": Mistake("other=0.0) * sign", "other=0.0) * -sign", "y", says="opposite angle"),
         "wrong sign in the second half": Mistake("x2 * cos + x1 * sin", "x2 * cos - x1 * sin", "y", says="its sign"),
+        "sines from the table of cosines": Mistake("sin_ptr + entry", "cos_ptr + entry", "y", says="table of cos"),
+        "cosine and sine exchanged": Mistake(
+            "y1 = x1 * cos - x2 * sin\n    y2 = x2 * cos + x1 * sin",
+            "y1 = x1 * sin - x2 * cos\n    y2 = x2 * sin + x1 * cos",
+            "y",
+            says="cos and sin are exchanged",
+        ),
         "rows masked one too far": Mistake("(row < rows)", "(row <= rows)", "y", "stray", says="line 28 is too wide"),
         "sign on the cosine too": Mistake("other=1.0)", "other=1.0) * sign", "dx", says="sign belongs to sin only"),
         "all heads rotated": Mistake("mask & (head < rotated_heads)", "mask", "y", says="are rotated too"),
