@@ -212,7 +212,7 @@ def new_kernel(folder, function=None):
 def check_own(folder, target, timed):
     """Check the kernel in a user's folder, print what it says, and return the exit status."""
     folder = pathlib.Path(folder).resolve()
-    job = (str(folder), "time" if timed else "check")
+    job = (folder, "time" if timed else "check")
     (verdict,) = grade([job], EXECUTION_TIMEOUT, target, "own_kernel.py")
     if verdict["passed"]:
         print("\n".join([f"{folder.name} passed: {verdict['sentence']}", *verdict["lines"]]))
