@@ -66,7 +66,7 @@ class LayerNorm(torch.autograd.Function):
 
 
 def layer_norm(x, w, b, eps):
-    return LayerNorm.apply(x, w, b, eps)
+    return LayerNorm.apply(x.contiguous(), w.contiguous(), b.contiguous(), eps)
 
 
 # end of TODO

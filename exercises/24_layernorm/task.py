@@ -261,7 +261,7 @@ TASK = Task(
             says="mask the store in line",
         ),
         "no apply": Mistake(
-            "return LayerNorm.apply(x, w, b, eps)",
+            "return LayerNorm.apply(x.contiguous(), w.contiguous(), b.contiguous(), eps)",
             "return LayerNorm.forward(type('Context', (), {'save_for_backward': print}), x.detach(), w, b, eps)",
             None,
             "crash",
@@ -277,7 +277,7 @@ TASK = Task(
         ),
         "one gradient too few": Mistake(".to(w.dtype), None", ".to(w.dtype)", None, "crash", says="expected 4, got 3"),
         "backward in PyTorch": Mistake(
-            "return LayerNorm.apply(x, w, b, eps)",
+            "return LayerNorm.apply(x.contiguous(), w.contiguous(), b.contiguous(), eps)",
             "y = torch.nn.functional.layer_norm(x, x.shape[1:], w, b, eps)\n"
             "    return y + (LayerNorm.apply(x, w, b, eps) - y).detach()",
             None,
