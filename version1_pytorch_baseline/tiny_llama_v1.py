@@ -562,12 +562,19 @@ def check_paths(options):
         if os.path.exists(options.metrics_file) and not os.path.isfile(options.metrics_file):
             message = f"--metrics-file must be a regular file, got {options.metrics_file}"
             raise UserError(f"{message}: name a new file and print it after the run")
+        if path.exists() and not (path.stat().st_mode & 0o222 and os.access(path, os.W_OK)):
+            raise UserError(f"--metrics-file {options.metrics_file} is write-protected: name another file")
         if options.data and pathlib.Path(os.path.realpath(options.data)) in (path, path.parent):
             raise UserError(f"--metrics-file {options.metrics_file} would become text of --data: name another folder")
         folders["--metrics-file"] = path.parent
     if options.save_every:
         folders["--checkpoint-dir"] = pathlib.Path(options.checkpoint_dir)
     if options.profile:
+        if re.search(r'[\x00-\x1f"\\\ud800-\udfff]', options.profile_dir):
+            wanted = (
+                "must be UTF-8 without control characters, quotes and backslashes: PyTorch's traces do not escape them"
+            )
+            raise UserError(f"--profile-dir {wanted}, got {options.profile_dir}")
         folders["--profile-dir"] = pathlib.Path(options.profile_dir)
     for option, folder in folders.items():
         try:

@@ -368,7 +368,7 @@ def test_no_name_carries_escape_codes_to_the_terminal(tmp_path, capsys, monkeypa
     pathlib.Path(NASTY).mkdir()
     pathlib.Path(NASTY, NASTY).write_text("text " * 20)
     saving = [*SHORT, "--save-every", 2, "--checkpoint-dir", NASTY]
-    profiling = ["--vocab-size", 256, "--data", f"{NASTY}/{NASTY}", "--profile-operators", "--profile-dir", NASTY]
+    profiling = ["--vocab-size", 256, "--data", f"{NASTY}/{NASTY}", "--profile-operators"]
     for argv, wanted, words in (
         ([*saving, *profiling], 0, "bytes of text from a\\x1b"),
         ([*saving, "--vocab-size", 256, "--resume", "--num-steps", 4], 0, "resuming from a\\x1b"),
@@ -378,12 +378,30 @@ def test_no_name_carries_escape_codes_to_the_terminal(tmp_path, capsys, monkeypa
         (["--preset", NASTY], 2, "--preset"),
         (["--data", f"{NASTY}/none"], 2, "--data"),
         (["--metrics-file", f"{NASTY}/none/metrics.json"], 2, "--metrics-file"),
-        (["--profile-operators", "--profile-dir", f"{NASTY}/{NASTY}"], 2, "--profile-dir"),
+        (["--profile-operators", "--profile-dir", NASTY], 2, "--profile-dir"),
     ):
         status, out, err = call(1, argv, capsys)
         assert status == wanted and words in out + err, err
         assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e]", out + err), (out, err)
         assert err.count("\n") == (status != 0)
+
+
+@pytest.mark.parametrize("name", ["od\udcffd", "a\x1bb", "a\nb", 'a"b', "a\\b"])
+def test_a_folder_whose_traces_would_be_no_json_is_refused_before_training(name, tmp_path, capsys, monkeypatch):
+    """PyTorch raised a TypeError after the training, or wrote the name into the trace as it is."""
+    monkeypatch.chdir(tmp_path)
+    status, out, err = call(1, [*SHORT, "--profile-operators", "--profile-dir", name], capsys)
+    assert (status, out) == (2, "") and "--profile-dir must be UTF-8 without control characters" in err
+    assert err.count("\n") == 1 and not list(tmp_path.iterdir())
+
+
+def test_a_write_protected_file_is_not_replaced(tmp_path, capsys):
+    kept = tmp_path / "kept.json"
+    kept.write_text("kept")
+    kept.chmod(0o444)
+    status, out, err = call(1, [*SHORT, "--metrics-file", kept], capsys)
+    assert (status, out) == (2, "") and "kept.json is write-protected: name another file" in err
+    assert kept.read_text() == "kept"
 
 
 def test_metrics_through_a_link(tmp_path, capsys):
