@@ -54,6 +54,14 @@ gpu_kind() {
     echo none
 }
 
+blamed() { # COMMAND...: print the setting of the environment without which the command works; fail if there is none
+    local name
+    for name in PYTHONPATH PYTHONHOME LD_LIBRARY_PATH; do
+        [ -z "${!name:-}" ] || ! env -u "$name" "$@" >/dev/null 2>&1 || { printf '%s\n' "$name=${!name}" && return; }
+    done
+    return 1
+}
+
 base_python() { # the interpreter to start from; where our own environment is activated, the one that it was made from
     local python recorded=''
     python=$(command -v "${TINY_LLAMA_PYTHON:-python3}") || fail "There is no ${TINY_LLAMA_PYTHON:-python3} here:" \
@@ -74,6 +82,8 @@ usable() { # KIND PYTHON: print the folder of a PyTorch that serves this kind of
 not_ours() { [ ! -e "$MARK" ] && [ -n "$(ls -A "$VENV" 2>/dev/null)" ]; }
 
 leave_alone() { # WHY
+    local cause
+    ! cause=$(blamed "$PYTHON" "$PROBE" summary) || fail "$PYTHON works, but not with $cause: unset it."
     fail "$VENV $1 and was not made by this script: remove it, or set TINY_LLAMA_VENV to another folder."
 }
 
@@ -160,8 +170,14 @@ install_unmet() { # KIND GROUP
     fi
     say "Installing ${unmet[*]}"
     PIP_USER=0 "$PYTHON" -m pip install --constraint "$CONSTRAINTS" --disable-pip-version-check --no-input "${unmet[@]}" >&2 ||
-        fail "pip could not install ${unmet[*]}: its message is above (without a network, set PIP_INDEX_URL or" \
-            "PIP_FIND_LINKS to packages that you can reach)."
+        pip_failed "${unmet[*]}"
+}
+
+pip_failed() { # PACKAGES
+    "$PYTHON" -m pip config list >/dev/null 2>&1 || fail "pip's configuration is damaged: its message above names the file;" \
+        "repair it, or set PIP_CONFIG_FILE=/dev/null."
+    fail "pip could not install $1: its message is above (without a network, set PIP_INDEX_URL or PIP_FIND_LINKS to" \
+        "packages that you can reach)."
 }
 
 prepare() { # KIND PYTHON: an environment with pip, and with a re-used PyTorch where there is one
@@ -194,21 +210,29 @@ prepare() { # KIND PYTHON: an environment with pip, and with a re-used PyTorch w
 is_current() { [[ -x $PYTHON && "$(cat "$1" 2>/dev/null)" == "$2" ]]; } # STAMP KEY
 
 use_environment() {
-    local group=$1 stamp=$VENV/$1.stamp kind base key versions unseen
+    local group=$1 stamp=$VENV/$1.stamp kind base key versions unseen cause settings
     [ "${TINY_LLAMA_CPU:-0}" != 1 ] || export CUDA_VISIBLE_DEVICES=-1 HIP_VISIBLE_DEVICES=-1
     kind=$(gpu_kind)
     [ "$kind $SET" != "nvidia pinned" ] || CONSTRAINTS=$ROOT/scripts/common/machine/constraints-nvidia.txt
     base=$(base_python) || exit 1
-    key="$kind $SET $base ${PYTHONPATH:-} $(cat "$ROOT/pyproject.toml" "$ROOT"/scripts/common/machine/{constraints,environment}* | cksum)"
+    settings="${PYTHONPATH:-} ${PYTHONHOME:-} ${LD_LIBRARY_PATH:-}"
+    key="$kind $SET $base $settings $(cat "$ROOT/pyproject.toml" "$ROOT"/scripts/common/machine/{constraints,environment}* | cksum)"
     ! is_current "$stamp" "$key" || return 0
+    if ! "$base" -c '' 2>/dev/null; then
+        ! cause=$(blamed "$base" -c '') || fail "$base does not start with $cause: unset it."
+        fail "$base does not start: $("$base" -c '' 2>&1 | sed -n 1p)"
+    fi
     # pip ends of Ctrl-C as of a fault, and a shell goes on after that.
     trap 'say "Interrupted: the next call completes the environment in $VENV." && exit 130' INT
     wait_for_others "$base"
     if ! is_current "$stamp" "$key"; then
         prepare "$kind" "$base"
         install_unmet "$kind" "$group"
-        versions=$("$PYTHON" "$PROBE" summary) ||
+        versions=$("$PYTHON" "$PROBE" summary) || {
+            ! cause=$(blamed "$PYTHON" "$PROBE" summary) ||
+                fail "The environment in $VENV works, but not with $cause, see the message above: unset it."
             fail "The environment in $VENV does not work: its message is above; remove the folder and try again."
+        }
         if [ "$kind" = nvidia ] && ! usable nvidia "$PYTHON" >/dev/null; then
             say "pip's settings gave a PyTorch without CUDA: the NVIDIA GPU of this machine will not be used."
         elif [ "$kind" != none ]; then

@@ -359,6 +359,44 @@ def has_no_venv_module(machine):
 
 
 @pytest.mark.parametrize(
+    ("name", "made"),
+    [
+        ("PYTHONPATH", False),
+        ("PYTHONPATH", True),
+        ("PYTHONHOME", False),
+        ("PYTHONHOME", True),
+        ("LD_LIBRARY_PATH", True),
+    ],
+)
+def test_a_setting_that_breaks_python_is_named(name, made, machine, tmp_path):
+    """The message said that the environment does not work and to remove it, or that Python was too old."""
+    for package, version in PINNED.items():
+        write_module(machine.packages, package, version)
+    with open(machine.packages / "torch" / "__init__.py", "a") as file:
+        file.write(
+            "import os\nif 'broken' in os.environ.get('LD_LIBRARY_PATH', ''):\n    raise ImportError('libc10.so')\n"
+        )
+    broken = tmp_path / "broken"
+    (broken / "torch").mkdir(parents=True)
+    (broken / "torch" / "__init__.py").write_text("raise ImportError('broken')")
+    if made:
+        assert machine.run().returncode == 0
+    machine.add_wheels()
+    machine.settings[name] = str(broken)
+    machine.fails(f"{name}={broken}", "unset it")
+    del machine.settings[name]
+    assert machine.run().returncode == 0
+
+
+def test_a_damaged_configuration_of_pip_is_named(machine, tmp_path):
+    machine.add_wheels()
+    (tmp_path / "pip.conf").write_text("no section")
+    machine.settings["PIP_CONFIG_FILE"] = str(tmp_path / "pip.conf")
+    result = machine.fails("pip's configuration is damaged", "PIP_CONFIG_FILE=/dev/null")
+    assert "pip.conf" in result.stderr
+
+
+@pytest.mark.parametrize(
     ("prepare", "words"),
     [
         (has_rocm("6.0.2-115"), ["for ROCm 6.0.2 is unknown", "ROCm from 6.2 on", "TINY_LLAMA_CPU=1"]),
