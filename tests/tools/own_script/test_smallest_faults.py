@@ -1,0 +1,47 @@
+"""check_training.py at its smallest faults: a leak of one token, and one step that is large enough."""
+
+import dataclasses
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import check_training
+
+
+@dataclasses.dataclass
+class Call:
+    args: tuple
+    kwargs: dict
+
+
+TOKENS = torch.tensor([[3, 1, 4, 1, 5, 9], [2, 6, 5, 3, 5, 8]])
+
+
+def sees_the_next(tokens):
+    return tokens.roll(-1, 1).float()[..., None]  # the last position sees the first token
+
+
+MODELS = {  # outputs [B, T, 1] of tokens: at how many places before the last they change with the last token
+    "sound": (lambda tokens: tokens.cumsum(1).float()[..., None], 0),
+    "the next token": (sees_the_next, 2),
+    "in one row": (lambda tokens: torch.cat([sees_the_next(tokens[:1]), tokens[1:].float()[..., None]]), 1),
+    "all tokens": (lambda tokens: tokens.sum(1, keepdim=True).expand_as(tokens).float()[..., None], 10),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_leak_of_one_token_is_seen(name):
+    model, places = MODELS[name]
+    rerun = SimpleNamespace(run=lambda call: model(call.args[0]))
+    assert check_training.earlier_outputs_moved(rerun, Call((TOKENS,), {})) == places
+
+
+@pytest.mark.parametrize(
+    ("updates", "small"), [([1e-9, 1e-9], True), ([1e-9, 1.0], False), ([1.0, 1e-9], False), ([1.0, 1.0], False)]
+)
+def test_an_update_that_one_step_does_not_round_away_is_none_too_small(updates, small):
+    param, other = (torch.nn.Parameter(torch.ones(4)) for _ in range(2))
+    record = SimpleNamespace(param=param, seen=[SimpleNamespace(largest=largest) for largest in updates])
+    groups = [{"params": [param, other], "lr": 1e-3}]
+    assert check_training.too_small([record], groups) == [record] * small
