@@ -1,5 +1,6 @@
 """Numbers that decide a command's verdict or exit status: just below each of them, and just above."""
 
+import argparse
 import json
 import math
 from types import SimpleNamespace
@@ -11,7 +12,9 @@ import analyze_bottlenecks as bottlenecks
 import analyze_communication as communication
 import analyze_gemm_operations as gemms
 import analyze_memory_scaling as memory_scaling
+import compare_training
 import compare_versions
+import fusion_ablation_study as ablation
 import inspect_kernels
 import optimize_batch_size as batch_tool
 import performance_regression_test as regression
@@ -209,6 +212,25 @@ def test_a_version_is_faster_if_it_is_shown_to_take_less_time(ms, faster):
     assert rows[1]["faster"] is faster and rows[1]["gain"] != "-"
     rows[1]["parameters_trained"] = 0  # one parameter that doesn't train
     assert "no speed-up" in compare_versions.add_speedups(rows, [10.1] * 5)[0] and not rows[1]["faster"]
+
+
+@pytest.mark.parametrize(
+    ("ms", "line"), [(9.0, "worth most: x, 1.11x (1.11 to 1.11)"), (11.0, "no switch is shown to")]
+)
+def test_a_switch_is_worth_most_if_it_is_shown_to_take_less_time(ms, line):
+    row = {"step_ms": 10.0, "steps_ms": [10.0] * 5, "peak_memory_mb": 1.0, "kernels": 1.0, "reason": None}
+    rows = [row | {"on": [], "name": "none"}, row | {"on": ["x"], "name": "x", "steps_ms": [ms] * 5, "step_ms": ms}]
+    found = ablation.worth(rows, ["x"], again=[ms * 1.01] * 5)
+    assert ablation.as_text(rows, found, [ms * 1.01] * 5).splitlines()[-1].startswith(line)
+
+
+@pytest.mark.parametrize(("text", "parts"), [("qkv=q,k", ["q", "k"]), ("qkv=q", None)])
+def test_a_packed_tensor_has_two_parts_or_more(text, parts):
+    if parts:
+        assert compare_training.packing(text) == ("qkv", parts)
+    else:
+        with pytest.raises(argparse.ArgumentTypeError, match="names one part: give two or more"):
+            compare_training.packing(text)
 
 
 # ---------------------------------------------------------------- what a profile shows

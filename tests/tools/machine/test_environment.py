@@ -262,9 +262,10 @@ def test_every_rocm_has_its_pytorch(machine, file, text, release, version, folde
 
 RECORDED = re.search("^torch==(.*)", environment.NVIDIA_PINS.read_text(), re.MULTILINE)[1]
 DRIVERS = {  # the banner of nvidia-smi, the compute capability, and what environment.py answers
-    "CUDA 11.4": ("CUDA Version: 11.4", "8.0", f"11.4 {RECORDED} -"),
+    "CUDA 11.8": ("CUDA Version: 11.8", "8.0", f"11.8 {RECORDED} -"),
+    "CUDA 12.0": ("CUDA Version: 12.0", "8.0", f"12.0 {RECORDED} cu126"),
     "CUDA 12.2": ("CUDA Version: 12.2", "8.0", f"12.2 {RECORDED} cu126"),
-    "CUDA 12.6": ("CUDA Version: 12.6", "9.0", f"12.6 {RECORDED} cu126"),
+    "CUDA 12.7": ("CUDA Version: 12.7", "9.0", f"12.7 {RECORDED} cu126"),
     "CUDA 12.8": ("CUDA Version: 12.8", "12.0", f"12.8 {RECORDED} cu128"),
     "CUDA 12.8, Volta": ("CUDA Version: 12.8", "7.0", f"12.8 {RECORDED} cu126"),
     "CUDA 13.0": ("CUDA Version: 13.0", "7.5", ""),
