@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from common.profiles import csv_files, gemms, idle, limits, roofline, traces
+from common.profiles import csv_files, gemms, idle, launches, limits, roofline
 from common.profiles.model import Kernel, Launch, Operation, Profile, overruns
 
 
@@ -28,7 +28,7 @@ def test_dispatches_are_counted_for_each_process():
 @pytest.mark.parametrize(("lost", "told"), [(5, False), (6, True)])
 def test_a_twentieth_of_the_launches_may_lack_a_kernel(lost, told):
     runtime = [{"name": "cudaLaunchKernel", "ts": i, "dur": 1, "args": {"correlation": i}} for i in range(100)]
-    found = list(traces.lost_kernels(runtime, set(range(100 - lost))))
+    found = list(launches.lost_kernels(runtime, set(range(100 - lost))))
     assert [f"{lost} of 100 launches have no kernel" in words for words in found] == [True] * told
 
 
@@ -40,7 +40,7 @@ def test_a_twentieth_of_the_replays_may_lack_a_kernel(lacking, told):
     for i in range(20):
         for name in ("a", "b")[: 1 if i < lacking else 2]:
             kernels.append({"name": name, "args": {"correlation": i, "graph id": 3}})
-    warnings, _ = traces.lost_in_replays(runtime, kernels)
+    warnings, _ = launches.lost_in_replays(runtime, kernels)
     assert [f"{lacking} of 20 replays lack kernels" in words for words in warnings] == [True] * told
 
 
