@@ -8,7 +8,8 @@ runs on the same GPU, and exposed otherwise. (HolisticTraceAnalysis also calls i
 each collective the tool prints the bandwidth and which rank came last.
 
 Record the traces with --enable-pytorch-profiler under torchrun. The tool reads each rank's newest trace in the folder,
-whatever its name. One file may hold several ranks.
+whatever its name. One file may hold several ranks. If no trace says its rank, or if another profiler wrote the files,
+each file counts as a rank.
 """
 
 import pathlib
