@@ -8,6 +8,7 @@ import contextlib
 import dataclasses
 import math
 import os
+import resource
 import signal
 import sys
 import traceback
@@ -22,6 +23,7 @@ from grading import load_module
 from graphs import DispatchMode
 from judge import Wrong
 
+CPU_SECONDS = 10  # that a rank may compute, whatever else runs on the machine; an answer needs less than one
 # What a rank sends, as a multiple of the whole tensor's bytes, if N ranks form a ring.
 SENT = {
     "all_reduce": lambda n: 2 * (n - 1) / n,
@@ -410,10 +412,11 @@ def be_rank(number, pairs, path, arguments):
     rank = Rank(number, len(pairs), referee, path)
 
     def tell_where(signal_number, frame):
-        said = f"rank {number} makes no more calls, and is in line {rank.line()}"
+        said = f"rank {number} has computed for {CPU_SECONDS} s, and is in line {rank.line()}"
         raise Wrong("hang", None, f"{said}: does every loop end?")
 
-    signal.signal(signal.SIGUSR1, tell_where)
+    signal.signal(signal.SIGXCPU, tell_where)
+    resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS, CPU_SECONDS + 2))  # for answers that catch everything
     try:
         torch.set_num_threads(1)
         with rank.in_place_of_distributed():
