@@ -310,10 +310,14 @@ def test_the_sentence_depends_on_no_clock(run, body, said, late):
 
 
 @FORKS
-def test_what_a_rank_prints_is_shown_once(run, capfd):
-    print("before")
-    run("print('rank', rank); return x.clone()")
-    assert sorted(capfd.readouterr().out.splitlines()) == ["before", "rank 0", "rank 1"]
+def test_what_a_rank_prints_is_shown_once(run, tmp_path, monkeypatch):
+    """A fork has a copy of what its parent has printed into a buffer."""
+    with open(tmp_path / "printed", "w") as stream:
+        monkeypatch.setattr(sys, "stdout", stream)
+        print("before")
+        run("print('rank', rank); return x.clone()")
+        monkeypatch.undo()
+    assert sorted((tmp_path / "printed").read_text().splitlines()) == ["before", "rank 0", "rank 1"]
 
 
 # ---------------------------------------------------------------- the process around the ranks
