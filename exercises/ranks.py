@@ -15,7 +15,6 @@ import dataclasses
 import math
 import multiprocessing
 import signal
-import sys
 from multiprocessing import connection
 
 import torch
@@ -178,7 +177,6 @@ def on_ranks(path, arguments):
     context = multiprocessing.get_context("fork")
     pairs = [context.Pipe() for _ in arguments]
     processes = []
-    sys.stdout.flush()  # or each rank prints it again
     try:
         for number, own in enumerate(arguments):
             processes.append(context.Process(target=be_rank, args=(number, pairs, path, own), daemon=True))
