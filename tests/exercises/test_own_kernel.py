@@ -334,6 +334,14 @@ def test_what_is_a_fault(tmp_path, arguments, kind, said):
 
 
 @interpreted
+def test_a_fault_in_16_bits_alone_is_not_the_mask_s(tmp_path):
+    """The ragged case is right in float32, with the same mask."""
+    body = "tl.store(y_ptr + i, tl.where(n == 11, x * (1.02 if x.dtype == tl.float16 else 1.0), x), mask=i < n)"
+    verdict = small(tmp_path, body, "x", dtypes="torch.float32, torch.float16")
+    assert verdict["case"] == "n 11, float16" and verdict["sentence"].endswith("rounded to 16 bits"), verdict
+
+
+@interpreted
 def test_a_number_is_rounded_to_bfloat16_as_on_a_gpu(tmp_path):
     """Triton's interpreter cuts the bits off, which doubles the error."""
     body = "tl.store(y_ptr + i, (x.to(tl.float32) / 3).to(tl.bfloat16), mask=i < n)"
