@@ -5,21 +5,25 @@
 
 The script runs unchanged and computes the same numbers. PyTorch's hooks watch its modules, gradients and optimizers.
 After eight optimizer steps the check stops the script, reruns its last batch to see which parameters the output depends
-on, and prints a report. Exit status: 0 sound, 1 findings, 2 bad input or not observable.
+on, and prints a report. Exit status: 0 no finding, 1 findings, 2 bad input or not observable, 130 interrupted.
 
 This file needs only PyTorch, so you can copy it anywhere. Part 1 watches, part 2 judges, part 3 prints. This is a
 report, with the code that decides each line:
 
-    check_training: train.py, 8 steps                           Watch.count: steps of one optimizer
+    check_training: train.py, 8 steps                           Watch.next_step: of one optimizer
 
     parameters  31 tensors to train, 12,080 elements            Facts.fate
     gradient    1 of 31 tensors, 16.95 % of the elements        Record.trained, from Watch.look
     optimizer   AdamW: 31 tensors, 1 changed                    Record.changed, from Watch.compare
-    loss        4.8871 -> 4.8546                                Watch.backward
+    loss        4.8871 -> 4.8546                                Watch.around_backward
+    others      ... target: 6 unchanged                         rows_on_kept, which compares Kept with now
+    rates       AdamW 0.001 -> 0.0009                           rate_findings
+    cuts        the loss depends on what has no gradient: ...   Follow, which marks tensors, and Traced
     step        3.5 ms: forward 2.0, backward 0.7, ...          Clock
     work        at least 0.0024 GFLOP, so 0.69 GFLOP/s          work_of
     floor       0.002 ms: ... TFLOP / ... = ... ms              floor
     slopes      1 of 1 tensors as the output's, within 0.001    compare_slopes
+    accepted    cleared: the layer is frozen at first           accept
 
     FINDING     NO GRADIENT although the output depends on      Facts.fate, fates_by_use: asks
                 them: 30 of 31 tensors                              Rerun.depends_on
@@ -27,9 +31,10 @@ report, with the code that decides each line:
                 and norm (has none)
                 it is cut inside norm (RMSNorm): ...            cuts
                 next: at that place, look for ...               NEXT
+    FINDING     a term of the loss trains nothing ...           loss_findings
     warning     unused: no gradient, and the output does        the same
                 not depend on them: 2 of 31 tensors
-    verdict     1 FINDING, 1 WARNING                            report
+    verdict     2 FINDINGS (no_gradient, dead_term), 1 WARNING  report
 """
 
 # SPDX-License-Identifier: MIT
@@ -40,6 +45,7 @@ import collections.abc
 import contextlib
 import dataclasses
 import difflib
+import fnmatch
 import functools
 import gc
 import itertools
@@ -48,12 +54,15 @@ import os
 import random
 import re
 import runpy
+import signal
 import statistics
 import sys
+import tempfile
 import threading
 import time
 import traceback
 import warnings
+import weakref
 
 import torch
 
@@ -65,6 +74,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.modules import module as module_hooks
 from torch.optim import optimizer as optimizer_hooks
+from torch.overrides import TorchFunctionMode, _len_torch_function_stack, _pop_mode, _push_mode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
@@ -78,6 +88,7 @@ RERUN_SECONDS = 60  # for asking which parameters the output depends on
 SLOPE_SECONDS = 20  # for comparing gradients with differences
 SLOPE_ERROR = 0.2  # of a slope: more is wrong
 SLOPE_NOISE = 0.05  # between two differences: more gives no verdict
+RATE_FALL = 1000  # of a learning rate within the steps: more is a warning
 MARGIN = 1.1  # a clock above the data sheet's is not a fault of the step
 
 SMALL = 2**16  # elements
@@ -181,6 +192,7 @@ class Arrival:
     weights: torch.Tensor | int = 0  # bit sum of the parameter at this time
     steps: int = 0  # of all optimizers until now
     input_grad: bool = False  # did the last model call need a gradient of its input too?
+    total: torch.Tensor | None = None  # absolute value once it is added
 
 
 @dataclasses.dataclass
@@ -191,6 +203,7 @@ class Seen:
     largest: float  # absolute value in the gradient; 0 without one
     changed: bool  # did the step change the parameter?
     before: int = 0  # bit sum of the parameter before the step
+    after: int = 0  # and after it
 
 
 @dataclasses.dataclass(eq=False)
@@ -257,8 +270,13 @@ class Record:
         return len(self.seen) > 2 and len(begins) == 1 and all(step.changed for step in self.seen)
 
     @property
+    def changed_between(self):
+        """Say whether something changed it between two steps of its optimizer."""
+        return any(step.after != later.before for step, later in itertools.pairwise(self.seen))
+
+    @property
     def overwritten(self):
-        """Return by what factors the steps' gradients are their last micro-batches', where all others were cleared.
+        """Return by what factors the steps' gradients are what was left where earlier micro-batches were cleared.
 
         Backwards with other weights (SAM), for another optimizer's step (a GAN) or for an input (an adversarial attack)
         are no micro-batches.
@@ -270,9 +288,10 @@ class Record:
         factors = []
         for step, arrivals in steps.items():
             together = len({(int(arrival.weights), arrival.steps, arrival.input_grad) for arrival in arrivals}) == 1
-            lost = not any(bool(arrival.added) for arrival in arrivals[1:])
-            if len(arrivals) > 1 and together and lost and all(bool(arrival.largest > 0) for arrival in arrivals):
-                factors.append(self.seen[step].largest / float(arrivals[-1].largest))
+            lost = not all(bool(arrival.added) for arrival in arrivals[1:])
+            if together and lost and all(bool(arrival.largest > 0) for arrival in arrivals):
+                left = float(arrivals[-1].total)
+                factors.append(self.seen[step].largest / left if left else 0.0)
         return factors if len(factors) == len(steps) > 1 else []
 
 
@@ -321,6 +340,7 @@ class Clock:
     def __init__(self):
         self.phase = "other"
         self.since = None
+        self.is_paused = False
         self.own = 0.0
         self.seconds = collections.Counter()
 
@@ -345,14 +365,264 @@ class Clock:
     def paused(self):
         """Leave this block out. The script's own GPU work is finished first, or it would be left out as well."""
         begin = self.read()
+        before = self.is_paused
+        self.is_paused = True
         try:
             with torch.no_grad():
                 yield
         finally:
+            self.is_paused = before
             self.own += self.read() - begin
 
 
+# ------------------------------------------------------------ what the loss is computed from
+FACTORIES = "zeros ones empty rand randn randint full".split()
+SHAPE_ONLY = {f"{name}_like" for name in FACTORIES} | {f"new_{name}" for name in FACTORIES}  # use no values
+SUMS = set("add add_ radd sub sub_ rsub subtract subtract_ iadd isub neg neg_ negative".split())
+SCALES = set("mul mul_ rmul imul multiply div div_ truediv itruediv true_divide mean sum".split())
+SCALES |= set("view reshape squeeze flatten clone contiguous to float double half bfloat16 type".split())
+
+
+@dataclasses.dataclass(eq=False)
+class Made:
+    """Hold how a tensor was computed from trained parameters, with a gradient or without."""
+
+    tensor: weakref.ref
+    name: str = ""  # of the operation; empty for what was not seen to be computed, such as a parameter
+    place: str = ""  # in the user's code
+    parents: list = dataclasses.field(default_factory=list)  # (Made, did it need a gradient there?)
+    began: bool = True  # did it need a gradient when it was made?
+    grad: bool = True  # and when it was used?
+    size: torch.Tensor | None = None  # largest absolute value, of an addend without a gradient
+
+    @property
+    def is_cut(self):
+        """Say whether the gradient ends here."""
+        return not self.grad and any(had for _, had in self.parents)
+
+    @property
+    def is_wrapped(self):
+        """Say whether it was made in the forward of an autograd.Function, which has a backward of its own."""
+        return self.grad and not self.began
+
+    @property
+    def addends(self):
+        """Return those of which it is the sum, as far as it is one."""
+        if self.is_wrapped or not self.grad:
+            return []
+        if self.name in SUMS:
+            return [parent for parent, _ in self.parents]
+        if self.name in SCALES and len(self.parents) == 1:
+            return [parent for parent, had in self.parents if had]
+        return []
+
+
+class Follow(TorchFunctionMode):
+    """Mark what depends on trained parameters, detached or not, from a model's call to its backward.
+
+    A mode changes what torch.compile makes of a function, so it is left where a compiled one runs. PyTorch has other
+    kernels for inference, which it doesn't take under a mode, so it is left there too.
+    """
+
+    def __init__(self, clock):
+        super().__init__()
+        self.clock = clock
+        self.active = False
+        self.trained = set()  # ids of the parameters of the optimizers
+        self.made = {}  # id of a tensor -> Made
+        self.passes = []  # Traced, one per backward pass
+
+    def begin(self):
+        """Mark what is computed from now on."""
+        if not self.active:
+            self.active = True
+            _push_mode(self)
+
+    def end(self):
+        """Mark no longer. A mode that the script entered later stays."""
+        if threading.current_thread() is not threading.main_thread():  # each thread has its own modes
+            return
+        above = []
+        while self.active and _len_torch_function_stack():
+            mode = _pop_mode()
+            self.active = mode is not self
+            if self.active:
+                above.append(mode)
+        self.active = False
+        for mode in reversed(above):
+            _push_mode(mode)
+
+    def forget(self):
+        """Forget what was computed: a backward pass or a step ends what may share a loss."""
+        self.end()
+        self.made.clear()
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        """Run an operation, and mark what it returns or overwrites."""
+        kwargs = kwargs or {}
+        output = function(*args, **kwargs)
+        if self.clock.is_paused or is_transformed() or (on_gpu() and torch.cuda.is_current_stream_capturing()):
+            return output
+        name = name_of_operation(function)
+        if name == "setitem":
+            self.mark(name, (args, kwargs), args[0])
+        elif name not in SHAPE_ONLY and name != ".grad":
+            self.mark(name.removeprefix("."), (args, kwargs), output)
+        return output
+
+    def mark(self, name, inputs, output):
+        """Mark an operation's outputs if one of its inputs depends on trained parameters."""
+        parents = []
+        for item in pytree.tree_leaves(inputs):
+            made = self.known(item) if isinstance(item, torch.Tensor) else None
+            if made is None:
+                continue
+            if name in SUMS and not item.requires_grad and has_values(item):
+                with torch.no_grad():
+                    made.size = largest(item)
+            parents.append((made, item.requires_grad))
+        if not parents:
+            return
+        if not torch.is_grad_enabled() and name not in ("detach", "data"):
+            name = "no_grad"
+        place = place_of_caller()
+        for item in pytree.tree_leaves(output):
+            if isinstance(item, torch.Tensor) and not self.is_trained(item):
+                grad = item.requires_grad
+                self.made[id(item)] = Made(weakref.ref(item), name, place, parents, grad, grad)
+
+    def is_trained(self, item):
+        """Say whether a tensor is a parameter that trains."""
+        return item.requires_grad and item.is_leaf and (isinstance(item, nn.Parameter) or id(item) in self.trained)
+
+    def known(self, item):
+        """Return how a tensor was made, or None. What has a gradient and was not seen depends on some parameter."""
+        made = self.made.get(id(item))
+        if made is not None and made.tensor() is item:
+            made.grad |= item.requires_grad
+            return made
+        if self.is_trained(item) or (item.requires_grad and not item.is_leaf):
+            made = Made(weakref.ref(item))
+            self.made[id(item)] = made
+            return made
+        return None
+
+    def is_opaque(self, module):
+        """Say whether to look only at what a module takes and returns."""
+        if not self.active:
+            return False
+        if hasattr(module, "_orig_mod"):
+            return True
+        needs_gradient = torch.is_grad_enabled() and any(param.requires_grad for param in module.parameters())
+        return not module.training and not needs_gradient
+
+    def around(self, run, args, kwargs, params=()):
+        """Run something that may be compiled; what it returns depends on what it is given."""
+        self.end()
+        try:
+            output = run(*args, **kwargs)
+        finally:
+            self.begin()
+        with self.clock.paused():
+            grad_mode = "call" if torch.is_grad_enabled() else "no_grad"
+            self.mark(grad_mode, (args, kwargs, list(params)), list(tensors(output)))
+        return output
+
+    def trace(self, loss):
+        """Keep what is known about the tensor from which backward begins."""
+        made = None if loss is None else self.known(loss)
+        if made is not None and made.name:
+            self.passes.append(Traced(made))
+
+
+def name_of_operation(function):
+    """Return an operation's name without what only tells how it was called; ".data" for a property."""
+    name = getattr(function, "__name__", "")
+    if name == "__get__":
+        return f".{function.__self__.__name__}"
+    if name.startswith("__"):  # __radd__
+        return name.strip("_")
+    return name
+
+
+class Traced:
+    """Hold the terms of a loss, and the cuts on the way to it, as text."""
+
+    def __init__(self, loss):
+        live, dead = terms_of(loss)
+        self.cuts = [cut_text(cut) for cut in cuts_above(loss)]
+        self.live = set(live.values())
+        self.dead = {}  # (path, place) of a term without a gradient -> its cuts
+        used = {cut for made in live if not made.addends for cut in cuts_above(made)}
+        cuts = {made: cuts_above(made) for made in dead}
+        replaces = any(replaces_a_term(cut, live) for made in dead for cut in cuts[made])
+        for made, key in dead.items():
+            is_zero = made.size is None or float(made.size) == 0
+            if not is_zero and not replaces and not used.issuperset(cuts[made]):
+                self.dead[key] = [cut_text(cut) for cut in cuts[made]]
+
+
+def terms_of(loss):
+    """Return the addends of a sum, and those sums that are addends themselves: with a gradient, and without.
+
+    Each has a key: its path in the sum and its line in the user's code.
+    """
+    keys = {}
+    todo = [(loss, ())]
+    while todo:
+        made, path = todo.pop()
+        if made not in keys:
+            keys[made] = (path, made.place)
+            todo += [(addend, (*path, number)) for number, addend in enumerate(made.addends)]
+    live = {made: key for made, key in keys.items() if made.grad}
+    return live, {made: key for made, key in keys.items() if not made.grad}
+
+
+def cuts_above(made):
+    """Return the cuts on the way to a tensor. What happens inside an autograd.Function is none."""
+    cuts = {}
+    seen = set()
+    todo = [(made, False)]
+    while todo:
+        node, inside = todo.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        inside = inside and not node.grad
+        if node.is_cut and not inside:
+            cuts[node] = None
+        todo += [(parent, inside or node.is_wrapped) for parent, _ in node.parents]
+    return list(cuts)
+
+
+def replaces_a_term(cut, live):
+    """Say whether a term of the loss that has a gradient is what was cut: then only a value is replaced."""
+    return any(had and not live.keys().isdisjoint(terms_of(parent)[0]) for parent, had in cut.parents)
+
+
+def cut_text(cut):
+    """Name a cut: the operation and the line."""
+    return f"{cut.name} at {cut.place}"
+
+
+@functools.cache
+def is_users(file):
+    """Say whether a file is the user's: no library's, and not this one."""
+    return file != __file__ and not LIBRARIES.search(file)
+
+
+def place_of_caller():
+    """Return the last line of the user's code on the stack."""
+    frame = sys._getframe(1)
+    while frame and not is_users(frame.f_code.co_filename):
+        frame = frame.f_back
+    return f"{os.path.basename(frame.f_code.co_filename)}, line {frame.f_lineno}" if frame else "a library"
+
+
 # ------------------------------------------------------------ watching
+LIBRARIES = re.compile(r"site-packages|dist-packages|<frozen|/lib/python")
+
+
 @dataclasses.dataclass
 class Hidden:
     """Hold what may hide a part of the training from the check."""
@@ -385,6 +655,8 @@ class Models:
     ran: set = dataclasses.field(default_factory=set)  # modules that ran in a forward with gradients
     training: set = dataclasses.field(default_factory=set)  # modules that did so in training mode
     alive: list = dataclasses.field(default_factory=list)  # what a script would let go of when it is ended
+    kept: list = dataclasses.field(default_factory=list)  # Kept, of all modules that exist at the first step
+    before: list = dataclasses.field(default_factory=lambda: existing(nn.Module))  # the script began
     own_names: dict = dataclasses.field(default_factory=dict)  # module -> the script's name of it
     prefixes: dict = dataclasses.field(default_factory=dict)  # module -> its model's title, where names are not clear
     calls: collections.abc.Iterator = dataclasses.field(default_factory=lambda: itertools.count(1))
@@ -401,6 +673,33 @@ class Models:
         self.outermost[module] = Root(top_of(module))
         self.inner |= inside
         return self.outermost[module].model
+
+
+@dataclasses.dataclass(frozen=True)
+class Kept:
+    """Hold a parameter without a gradient, or a buffer, before the first step."""
+
+    module: nn.Module
+    name: str
+    total: int  # bit sum
+
+    @property
+    def tensor(self):
+        """Return it as it is now: a script may assign another one; None if it is gone."""
+        return self.module._parameters.get(self.name, self.module._buffers.get(self.name))
+
+
+def kept_in(modules):
+    """Return the parameters without a gradient and the buffers of modules."""
+    found = {}
+    for module in modules:
+        for name, item in [*module._parameters.items(), *module._buffers.items()]:
+            if item is None or nn.parameter.is_lazy(item) or item.grad is not None:
+                continue
+            if has_values(item) and item.numel() and not item.is_quantized:
+                found[id(item)] = (module, name, item)
+    totals = bit_sums([item for _, _, item in found.values()])
+    return [Kept(module, name, total) for (module, name, _), total in zip(found.values(), totals, strict=True)]
 
 
 @dataclasses.dataclass
@@ -465,8 +764,9 @@ class Enough(SystemExit):
     """End the script after the last step."""
 
 
-CALLERS = {"run_script", "called", "backward", "watched", "forward"}  # functions here that run the script's code
-LIBRARIES = re.compile(r"site-packages|dist-packages|<frozen|/lib/python")
+# functions here that run the script's code
+CALLERS = {"run_script", "called", "backward", "watched", "forward"}
+CALLERS |= {"around", "compiled", "__torch_function__", "tensor_backward"}
 
 
 class Watcher:
@@ -484,6 +784,7 @@ class Watcher:
     def __init__(self):
         self.done = False
         self.late = 0  # steps that the script makes then
+        self.interrupted = False  # by Ctrl-C
         self.backwards = 0  # backward passes until now
         self.in_backward = False
         self.frames = []  # of the optimizer steps that run: one may call another
@@ -524,6 +825,9 @@ class Watcher:
 
     def keep_names(self, spaces):
         """Take in the script's variables at its end, given as dictionaries."""
+
+    def install(self):
+        """Replace what a subclass follows beside modules, backward and optimizers."""
 
     # -------------------------------------------------- backward and steps
     def backward(self, run, roots, *args, **kwargs):
@@ -631,6 +935,9 @@ class Watch(Watcher):
         self.models = Models()
         self.running = Running()
         self.stepping = Stepping()
+        self.follow = Follow(self.clock)
+        self.rates = {}  # (class of an optimizer, its first parameter) -> the rates of its groups at each step
+        self.compiles = False  # does torch.compile make functions that are known here?
 
     def blind(self):
         """Say whether to look away: at the end, in another thread, or where tensors have no values."""
@@ -642,7 +949,10 @@ class Watch(Watcher):
         output = inputs = None
         self.enter(module)
         try:
-            output = run(module, *args, **kwargs)
+            if self.follow.is_opaque(module):
+                output = self.follow.around(functools.partial(run, module), args, kwargs, module.parameters())
+            else:
+                output = run(module, *args, **kwargs)
             inputs = (args, kwargs)
             return output
         finally:
@@ -670,6 +980,9 @@ class Watch(Watcher):
         self.running.module = module
         self.running.depth = 1
         self.notice(module)
+        known = self.compiles or not self.hidden.has_compiled()  # where does compiled code run?
+        if phase == "forward" and 1 <= len(self.steps) < LOOK and known:
+            self.follow.begin()
 
     def forget_trainable(self, module):
         """Forget, until the first backward, that parameters needed a gradient: a script may freeze them later."""
@@ -774,6 +1087,43 @@ class Watch(Watcher):
             if not hasattr(kind.forward, "watched"):
                 self.watch_forward(kind)
 
+    def install(self):
+        """Watch what torch.compile makes of functions: no hook tells that one runs."""
+        run = torch.compile
+
+        @functools.wraps(run)
+        def compile_watched(model=None, **options):
+            if model is None:
+                return functools.partial(compile_watched, **options)
+            self.compiles = True
+            function = run(model, **options)
+            if isinstance(function, nn.Module):
+                return function
+
+            @functools.wraps(function)
+            def compiled(*args, **kwargs):
+                if torch.compiler.is_compiling() or not self.follow.active:
+                    return function(*args, **kwargs)
+                return self.follow.around(function, args, kwargs)
+
+            return compiled
+
+        backward = torch.Tensor.backward
+
+        @functools.wraps(backward)
+        def tensor_backward(tensor, *args, **kwargs):
+            if not torch.compiler.is_compiling():
+                self.follow.end()  # not inside backward: PyTorch would enter the mode again after it
+            return backward(tensor, *args, **kwargs)
+
+        torch.compile = compile_watched
+        torch.Tensor.backward = tensor_backward
+        self.undo += [
+            functools.partial(setattr, torch, "compile", run),
+            functools.partial(setattr, torch.Tensor, "backward", backward),
+            self.follow.forget,
+        ]
+
     def watch_forward(self, kind):
         """Replace the forward of a class until the script ends. The instances stay as they are, and can be copied."""
         own = vars(kind).get("forward")
@@ -808,12 +1158,19 @@ class Watch(Watcher):
             added = old is not None and plain(old).any()
             weights = bit_sum(record.param)
             now = (weights, self.optimizers.steps, self.running.input_grad)
-            record.arrivals.append(Arrival(step, largest(gradient), added, *now))
+            size = total = largest(gradient)
+            if old is not None and old.layout == gradient.layout:
+                total = largest(old + gradient)
+            record.arrivals.append(Arrival(step, size, added, *now, total))
 
     @contextlib.contextmanager
     def around_backward(self, loss):
         """Time a backward pass and keep the loss that it begins from."""
         self.step.backwards += 1
+        self.follow.end()
+        with self.clock.paused():
+            self.follow.trace(loss)
+        self.follow.forget()
         self.find_thawed()
         scalar = self.running.scalar
         if loss is not None and scalar and is_multiple(loss.grad_fn, scalar[1]):
@@ -857,6 +1214,7 @@ class Watch(Watcher):
 
     def before_step(self, optimizer):
         """Begin the optimizer's phase, and take the weights before it."""
+        self.follow.forget()
         self.stepping.in_backward = self.clock.switch("optimizer") == "backward"
         with self.clock.paused():
             self.prepare(optimizer)
@@ -883,6 +1241,8 @@ class Watch(Watcher):
                 part, root.model = root.model, top_of(root.model, self.models.alive)
                 self.rename([part], root.model)
             self.watch_forwards()
+            new = set(self.models.alive).difference(self.models.before)
+            self.models.kept = self.models.kept or kept_in(module for module in self.models.alive if module in new)
         for root in self.models.outermost.values():
             self.adopt(root.model)
             for guest, name in root.guests.items():
@@ -899,6 +1259,7 @@ class Watch(Watcher):
             record.seen.clear()
             for arrival in record.arrivals:
                 arrival.step = 0
+        self.follow.trained |= new
         self.optimizers.known.append(optimizer)
         self.optimizers.lead = self.optimizers.lead or optimizer
 
@@ -938,6 +1299,9 @@ class Watch(Watcher):
                 self.optimizers.skipped += 1
             else:
                 self.compare(optimizer)
+                first = next(iter(params_of(optimizer)), None)
+                rates = [float(group["lr"]) for group in optimizer.param_groups if "lr" in group]
+                self.rates.setdefault((type(optimizer).__name__, id(first)), []).append(rates)
         self.clock.switch("backward" if self.stepping.in_backward else "other")
         if self.optimizers.ends_iteration(optimizer, self.limit):
             self.next_step()
@@ -948,7 +1312,7 @@ class Watch(Watcher):
         after = bit_sums([weight_of(record, key, optimizer) for record, (key, _) in weights.items()])
         for (record, (_, before)), value in zip(weights.items(), after, strict=True):
             gradient, size = self.stepping.gradients.get(record, (None, 0.0))
-            record.seen.append(Seen(gradient, size, value != before, before))
+            record.seen.append(Seen(gradient, size, value != before, before, value))
 
     def next_step(self):
         """Close an iteration, which may be the last."""
@@ -1139,6 +1503,7 @@ def hooked(watcher):
         functools.partial(setattr, nn.Module, "__call__", call),
         functools.partial(setattr, torch.autograd, "backward", backward),
     ]
+    watcher.install()
     handles = [
         optimizer_hooks.register_optimizer_step_pre_hook(step_begins),
         optimizer_hooks.register_optimizer_step_post_hook(step_ended),
@@ -1294,7 +1659,7 @@ class Progress:
     def tell(self, done):
         """Print a line if the last one is long ago."""
         if time.monotonic() >= self.next and os.environ.get("RANK", "0") == "0":
-            say(f"check_training: {self.question}: {done} of {self.number} tensors asked", file=sys.stderr)
+            say(f"check_training: {self.question}: {done} of {self.number} tensors asked", error=True)
             self.next = time.monotonic() + PROGRESS_SECONDS
 
 
@@ -1642,13 +2007,14 @@ def cuts(forward, lost):
 # ------------------------------------------------------------ findings
 @dataclasses.dataclass
 class Finding:
-    """Hold one line of the verdict. A warning does not change the exit status."""
+    """Hold one line of the verdict. A warning does not change the exit status; a note is one that may well be meant."""
 
     kind: str
     text: str
     tensors: list = dataclasses.field(default_factory=list)
     details: list = dataclasses.field(default_factory=list)
     warning: bool = False
+    note: bool = False
 
     @property
     def next(self):
@@ -1656,6 +2022,7 @@ class Finding:
         return NEXT.get(self.kind, "")
 
 
+NOTES = {"same_input", "frozen_held", "zero_bias", "idle"}  # warnings that honest scripts get too
 BUILD_AFTER = "the optimizer was built before the model was copied, replaced or tied: build it afterwards"
 NEXT = {  # kind of a finding: what to do
     "no_gradient": "at that place, look for detach, .data, .item(), numpy, no_grad, or a kernel without a backward",
@@ -1690,6 +2057,9 @@ NEXT = {  # kind of a finding: what to do
     "eval_mode": "call model.train() before the training loop and after each evaluation",
     "same_input": "draw a new batch inside the loop, if this is meant to train",
     "loss_not_finite": "lower the learning rate, and look for a logarithm or a division by 0",
+    "dead_term": "at that place, look for detach, .data, argmin, no_grad or a missing create_graph; "
+    "if it is meant, leave the term out of the loss",
+    "learning_rate": "call the scheduler once per epoch if it counts epochs, and look at its arguments",
     "loss_constant": "look for a loss that does not use the model's output",
     "wrong_slope": "look for detach, .data or a wrong backward in what uses them, and compare with plain PyTorch",
     "lost_rows": "look for detach or .data on this part of the output, such as k of a packed q, k, v",
@@ -1758,8 +2128,8 @@ def gradient_findings(facts):
     if len(repeated) > 0.9 * len(moving):
         found += findings_on(facts, "repeated", "the same gradient in every step, bit for bit", repeated)
     found += findings_on(facts, "never_cleared", "gradients add up over the steps, zero_grad() is missing", kept)
-    text = "each step has only its last backward's gradient, because earlier ones were cleared"
-    return found + findings_on(facts, "overwritten", text, overwritten(facts), warning=True)
+    text = "gradients of earlier backward passes are cleared before the step that they are for"
+    return found + findings_on(facts, "overwritten", text, overwritten(facts))
 
 
 def overwritten(facts):
@@ -1823,11 +2193,10 @@ def change_findings(facts):
     trained = facts.of("trained")
     back = [record for record in trained if record.put_back]
     if back:
-        everything = len(back) > 0.9 * len(trained)
-        matrices = [record for record in back if record.param.dim() > 1]  # a clip may hold a bias at its bound
         text = "changed by every step, and the next one begins from the same values again"
-        group = back if everything else matrices
-        found += findings_on(facts, "put_back", text, group, warning=not everything)
+        everything = len(back) > 0.9 * len(trained)
+        if everything or any(record.param.dim() > 1 for record in back):  # a clip may hold a bias at its bound
+            found += findings_on(facts, "put_back", text, back)
     groups = [group for optimizer in facts.watch.optimizers.known for group in optimizer.param_groups]
     small = too_small(unmoved, groups)
     unmoved = [record for record in unmoved if record not in small]
@@ -1873,7 +2242,7 @@ def mistakes_in_the_model(facts):
         for root in facts.watch.models.roots.values():
             names |= {module: clean(name) for name, module in root.model.named_modules()}
         text = f"in evaluation mode in every training forward: {len(asleep)} modules"
-        found.append(Finding("eval_mode", text, details=[with_classes(asleep, names)], warning=True))
+        found.append(Finding("eval_mode", text, details=[with_classes(asleep, names)]))
     return found
 
 
@@ -1943,6 +2312,51 @@ def run_findings(watch):
     if watch.hidden.captured:
         found.append(Finding("graph", "a GPU graph was captured, and its replays can't be watched", warning=True))
     return found
+
+
+def rate_findings(watch, rows):
+    """Return the warning on learning rates that vanish; add a row on the rates of each group, first -> last."""
+    texts = {}
+    vanish = []
+    for (name, _), steps in watch.rates.items():
+        for group in zip(*steps, strict=False):
+            ends = dict.fromkeys(f"{rate:.3g}" for rate in (group[0], group[-1]))
+            text = f"{name} {' -> '.join(ends)}"
+            texts[text] = None
+            if group[-1] == 0 or max(group) > RATE_FALL * group[-1]:
+                vanish.append(text)
+    if texts:
+        rows["rates"] = listed(texts)
+    if not vanish:
+        return []
+    text = f"a learning rate is 0, or falls by more than {RATE_FALL:,} within {len(watch.steps)} steps"
+    return [Finding("learning_rate", text, details=[listed(dict.fromkeys(vanish))], warning=True)]
+
+
+def loss_findings(watch, rows):
+    """Return the finding on terms of the loss that train nothing; add a row on the cuts on the way to it."""
+    passes = watch.follow.passes
+    cuts = dict.fromkeys(text for traced in passes for text in traced.cuts)
+    if not passes:
+        rows["cuts"] = "not followed: in steps 2 to 4 no loss was seen to be computed outside of compiled code"
+    if cuts:
+        rows["cuts"] = "the loss depends on what has no gradient: " + listed(cuts)
+    live = set().union(*(traced.live for traced in passes))
+    dead = {}
+    for traced in passes:
+        dead |= {key: texts for key, texts in traced.dead.items() if key not in live}
+    if not dead:
+        return []
+    lines = dict.fromkeys(f"{place}: cut by {listed(dict.fromkeys(texts))}" for (_, place), texts in dead.items())
+    text = f"a term of the loss trains nothing, although it depends on parameters that train: {len(dead)} terms"
+    places = list(dict.fromkeys(place for _, place in dead))
+    return [Finding("dead_term", text, places, list(lines))]
+
+
+def listed(texts, most=5):
+    """Return the first of some texts, and how many more there are."""
+    texts = list(texts)
+    return ", ".join(texts[:most]) + (f" and {len(texts) - most} more" if len(texts) > most else "")
 
 
 def losses_of(watch):
@@ -2461,8 +2875,12 @@ def assess(watch, peak=None, slopes=True, causal=False):
         *change_findings(facts),
         *mistakes_in_the_model(facts),
         *run_findings(watch),
+        *rate_findings(watch, rows),
+        *loss_findings(watch, rows),
         *speed_findings(facts, peak or peak_of(device), rows),
     ]
+    if any(finding.kind == "unchanged" for finding in found):  # which gives the learning rates
+        found = [finding for finding in found if finding.kind != "learning_rate"]
     if slopes:
         found += slope_findings(facts, rows)
         if facts.proven:  # then no work is missing from a fast backward
@@ -2566,6 +2984,9 @@ def describe(facts):
     kinds = ", ".join(sorted({type(optimizer).__name__ for optimizer in watch.optimizers.known}))
     stepped = [record for record in facts.live if id(record.param) in facts.stepped]
     rows["optimizer"] = f"{kinds}: {len(stepped)} tensors, {sum(record.changed for record in stepped)} changed"
+    between = [record for record in stepped if record.changed_between and not record.put_back]
+    if between:
+        rows["optimizer"] += f"; {len(between)} change between its steps too: {short(between)}"
     if facts.old:
         rows["optimizer"] += f"; {len(facts.old)} more that the loss does not use"
     if watch.optimizers.skipped:
@@ -2574,15 +2995,123 @@ def describe(facts):
     rows["loss"] = f"{losses[0]:.4f} -> {losses[-1]:.4f}" if losses else "not seen"
     if watch.hidden.scaled:
         rows["loss"] += " (may be scaled)"
+    rows |= rows_on_kept(facts)
     if watch.hidden.has_compiled():
         rows["compiled"] = "yes: hooks may change what the compiler fuses, and with it the last digits"
     return rows
 
 
-def say(text="", file=None):
+class Stream:
+    """Write to where a standard stream led before the script began, whatever the script does to it."""
+
+    def __init__(self, stream):
+        self.stream = stream
+        self.file = None
+        with contextlib.suppress(OSError, ValueError):  # a test's stream is no file
+            copy = os.dup(stream.fileno())
+            self.stream = os.fdopen(copy, "w", encoding=stream.encoding, errors="backslashreplace")
+            self.file = os.fstat(copy)
+
+    def write(self, text):
+        """Write a text whole; say whether that was possible."""
+        try:
+            if self.file and not os.path.samestat(os.fstat(self.stream.fileno()), self.file):
+                return False  # the script closed all descriptors, and opened others
+            self.stream.write(text)
+            self.stream.flush()
+        except (OSError, ValueError):
+            return False
+        return True
+
+    def close(self):
+        """Close our own copy."""
+        if self.file:
+            with contextlib.suppress(OSError):
+                self.stream.close()
+
+
+class Terminal:
+    """Hold the standard streams; where both are gone, write to a file in the temporary folder."""
+
+    def __init__(self):
+        self.out = Stream(sys.stdout)
+        self.err = Stream(sys.stderr)
+        self.path = None
+
+    def write(self, text, error=False):
+        """Write a text to standard output, or to standard error."""
+        flushed(sys.stdout)  # what the script printed comes first
+        streams = (self.err, self.out) if error else (self.out, self.err)
+        if self.path is None and any(stream.write(text) for stream in streams):
+            return
+        if self.path is None:
+            handle, self.path = tempfile.mkstemp(prefix="check_training_", suffix=".txt")
+            os.close(handle)
+        with open(self.path, "a", encoding="utf-8") as file:
+            file.write(text)
+
+    def close(self):
+        """Close our copies of the streams."""
+        self.out.close()
+        self.err.close()
+
+
+def flushed(stream):
+    """Flush a stream; say whether that was possible. A script may have closed it, or put another object there."""
+    try:
+        stream.flush()
+    except (OSError, ValueError, AttributeError):
+        return False
+    return True
+
+
+terminal = None  # main() takes hold of the streams
+
+
+def counted_words(counts):
+    """Return texts on {(title, word): number}."""
+    return [f"{title}: {number} {word}" for (title, word), number in counts.items()]
+
+
+def rows_on_kept(facts):
+    """Return rows on what has no gradient: did it stay, did it move, or does it equal a tensor that trains?"""
+    holders = holders_of(facts.watch.models.alive)
+    trained = [record.param for record in facts.live]
+    learned = set(zip([param.shape for param in trained], bit_sums(trained), strict=True))
+    counts = {"buffers": collections.Counter(), "others": collections.Counter()}
+    kept = [(item, item.tensor) for item in facts.watch.models.kept]
+    kept = [(item, tensor) for item, tensor in kept if tensor is not None and id(tensor) not in ids(facts.live)]
+    for (item, tensor), total in zip(kept, bit_sums([tensor for _, tensor in kept]), strict=True):
+        top = item.module
+        seen = set()
+        while top in holders and top not in seen:
+            seen.add(top)
+            top = holders[top]
+        title = facts.watch.models.own_names.get(top, type(top).__name__)
+        word = "moved"
+        if item.name in item.module._buffers:
+            word = "unchanged" if total == item.total else word
+            counts["buffers"][title, word] += 1
+            continue
+        if (tensor.shape, total) in learned:
+            word = "equal to what trains"
+        elif total == item.total:
+            word = "unchanged"
+        counts["others"][title, word] += 1
+    texts = {name: counted_words(found) for name, found in counts.items()}
+    steps = len(facts.watch.steps)
+    rows = {}
+    if texts["others"]:
+        rows["others"] = f"parameters without a gradient, after {steps} steps: {listed(texts['others'])}"
+    if texts["buffers"]:
+        rows["buffers"] = f"after {steps} steps: {listed(texts['buffers'])}"
+    return rows
+
+
+def say(text="", error=False):
     """Print the text with an escape for each control character: names come from files, and a terminal obeys them."""
     letters = (c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text)
-    print("".join(letters), file=file, flush=True)
+    (terminal or Terminal()).write("".join(letters) + "\n", error)
 
 
 def print_report(title, rows, findings, verdict):
@@ -2591,8 +3120,9 @@ def print_report(title, rows, findings, verdict):
     for name, text in rows.items():
         say(f"{name:<12}{text}")
     say()
-    for finding in sorted(findings, key=lambda finding: finding.warning):
-        say(f"{'warning' if finding.warning else 'FINDING':<12}{finding.text}")
+    for finding in sorted(findings, key=lambda finding: (finding.warning, finding.note)):
+        label = "note" if finding.note else "warning" if finding.warning else "FINDING"
+        say(f"{label:<12}{finding.text}")
         for line in finding.details:
             say(f"{'':<12}{line}")
         if finding.next:
@@ -2605,7 +3135,12 @@ STRICT = {  # name: kinds of warnings that mean lost work
     "frozen_between": ("frozen_between",),
     "same_input": ("same_input",),
     "wrong_slope": ("wrong_slope",),
+    "frozen": ("frozen_held", "zero_frozen"),
+    "copied_tie": ("copied_tie",),
+    "learning_rate": ("learning_rate", "too_small"),
+    "waiting": ("waiting",),
 }
+CAN_BE_ACCEPTED = sorted(NEXT)
 
 
 def number_of(things, name):
@@ -2613,32 +3148,62 @@ def number_of(things, name):
     return f"{len(things)} {name}{'S' if len(things) > 1 else ''}"
 
 
-def report(options, watch, rows, findings, failure, untested):
+def accept(options, findings, rows):
+    """Return the findings that are not accepted; add a row on those that are."""
+    left = []
+    texts = {}
+    for finding in findings:
+        fits = [one for one in options.accept if not finding.warning and one.fits(finding)]
+        if not fits:
+            left.append(finding)
+        for one in fits[:1]:
+            texts[f"{one.name}{': ' * bool(one.reason)}{one.reason}"] = None
+            one.seen = True
+    absent = [one.name for one in options.accept if not one.seen]
+    if absent:
+        texts[f"not seen: {', '.join(absent)}"] = None
+    if texts:
+        rows["accepted"] = "; ".join(texts)
+    return left
+
+
+def is_note(finding):
+    """Say whether honest scripts get a warning too; a norm after it cancels a bias, which is left with a rounding."""
+    biases = finding.kind == "too_small" and all(name.endswith("bias") for name in finding.tensors)
+    return finding.kind in NOTES or biases
+
+
+def report(options, watch, rows, findings, failure, untested, interrupted=False):
     """Print and write the report; return the exit status."""
     strict = {kind for name in options.strict for kind in STRICT[name]}
     for finding in findings:
         if finding.kind in strict:
             finding.warning = False
+        finding.note = finding.warning and is_note(finding)
+    findings = accept(options, findings, rows)
     faults = [finding for finding in findings if not finding.warning]
     findings += [Finding("untested", reason, warning=True) for reason in untested]
     if len(watch.steps) < options.steps:
         text = f"the script ended after {len(watch.steps)} of {options.steps} steps"
         findings.append(Finding("ended_early", text, warning=True))
-    warned = [finding for finding in findings if finding.warning]
+    warned = [finding for finding in findings if finding.warning and not finding.note]
     if failure:
         status = 2
         verdict = f"NOT OBSERVED: {failure}"
     elif faults:
         status = 1
-        verdict = number_of(faults, "FINDING")
+        verdict = number_of(faults, "FINDING") + f" ({', '.join(dict.fromkeys(fault.kind for fault in faults))})"
     elif untested:
         status = 2
         verdict = "NOT OBSERVED: see the warnings"
     else:
         status = 0
-        verdict = "sound"
+        verdict = "no finding" if HARMLESS & {finding.kind for finding in findings} else "every parameter trains"
     if warned and status < 2:
         verdict += f", {number_of(warned, 'WARNING')}"
+    if interrupted:
+        status = 130
+        verdict = f"interrupted after {len(watch.steps)} of {options.steps} steps; until then: {verdict}"
     title = f"{os.path.basename(options.command[0])}, {len(watch.steps)} steps"
     print_report(title, rows, findings, verdict)
     if options.json:
@@ -2726,16 +3291,86 @@ def run_script(watcher, command):
     sys.argv = arguments
     sys.path[0] = os.getcwd() if command[0] == "-m" else os.path.dirname(os.path.realpath(arguments[0]))
     script = arguments[0] if command[0] == "-m" else os.path.abspath(arguments[0])  # as Python sets __file__
-    with hooked(watcher), ended_by_exception():
+    with signals_put_back(), hooked(watcher), ended_by_exception():
         try:
             watcher.keep_names([run(script, run_name="__main__")])
         except SystemExit as end:
             watcher.keep_names(variables_of(end))
             words = words_on_exit(end.code)
             return f"{watcher.subject}{words}" if words else None
+        except KeyboardInterrupt as error:
+            watcher.interrupted = True
+            watcher.keep_names(variables_of(error))
+            return f"{watcher.subject}was interrupted"
         except Exception as error:
             return watcher.failed(error)
     return None
+
+
+@contextlib.contextmanager
+def signals_put_back():
+    """Put back the handlers of signals at the end, and stop timers that would send one."""
+    before = {number: signal.getsignal(number) for number in signal.valid_signals()}
+    try:
+        yield
+    finally:
+        if hasattr(signal, "setitimer"):
+            for timer in (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF):
+                signal.setitimer(timer, 0)
+        for number, handler in before.items():
+            if handler is not None and signal.getsignal(number) != handler:
+                signal.signal(number, handler)
+
+
+@dataclasses.dataclass
+class Accepted:
+    """Hold a kind of finding that is meant, for all tensors or lines that match, and the reason."""
+
+    kind: str
+    pattern: str = "*"
+    reason: str = ""
+    seen: bool = False
+
+    @property
+    def name(self):
+        """Return it as it is written after --accept."""
+        return self.kind if self.pattern == "*" else f"{self.kind}={self.pattern}"
+
+    def fits(self, finding):
+        """Say whether it accepts a finding, with all that the finding names."""
+        names = finding.tensors or [""]
+        return finding.kind == self.kind and all(fnmatch.fnmatchcase(name, self.pattern) for name in names)
+
+
+def accepted(text):
+    """Convert NAME or NAME=PATTERN."""
+    kind, _, pattern = text.partition("=")
+    if kind not in CAN_BE_ACCEPTED:
+        nearest = difflib.get_close_matches(kind, CAN_BE_ACCEPTED, 1)
+        hint = "".join(f"; did you mean {name}?" for name in nearest)
+        raise argparse.ArgumentTypeError(f"{kind!r} is no kind of finding: the verdict names it in brackets{hint}")
+    return Accepted(kind, pattern or "*")
+
+
+def accepted_in(path):
+    """Return what a file accepts: a line NAME or NAME=PATTERN each, then # and the reason."""
+    found = []
+    try:
+        with open(path, encoding="utf-8") as file:
+            lines = file.read().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise argparse.ArgumentTypeError(f"{path} can't be read: {error}") from None
+    for number, line in enumerate(lines, 1):
+        text, _, reason = (part.strip() for part in line.partition("#"))
+        if not text:
+            continue
+        if not reason:
+            raise argparse.ArgumentTypeError(f"{path}, line {number} gives no reason: write {text}  # why")
+        try:
+            found.append(dataclasses.replace(accepted(text), reason=reason))
+        except argparse.ArgumentTypeError as error:
+            raise argparse.ArgumentTypeError(f"{path}, line {number}: {error}") from None
+    return found
 
 
 def strict_names(text):
@@ -2765,6 +3400,10 @@ def parse(argv):
         default=[],
         help=f"count these warnings as findings; without a name, all of {', '.join(STRICT)}",
     )
+    words = "don't count this kind of finding if all its tensors or lines match the pattern; may be given several times"
+    parser.add_argument("--accept", metavar="NAME[=PATTERN]", action="append", type=accepted, default=[], help=words)
+    words = "accept what each line of this file names: NAME=PATTERN  # reason"
+    parser.add_argument("--accept-file", metavar="FILE", type=accepted_in, default=[], help=words)
     parser.add_argument(
         "--no-slopes",
         action="store_true",
@@ -2777,6 +3416,7 @@ def parse(argv):
         nearest = difflib.get_close_matches(unknown[0], parser._option_string_actions, 1)
         hint = "".join(f"; did you mean {name}?" for name in nearest)
         parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
+    options.accept = [*options.accept, *options.accept_file]
     if options.steps < 1:
         parser.error(f"--steps must be at least 1, got {options.steps}")
     if options.json and not os.path.isdir(os.path.dirname(os.path.abspath(options.json))):
@@ -2797,8 +3437,19 @@ def parse(argv):
 
 
 def main(argv=None):
-    """Run the script, print the report, and return the exit status."""
+    """Check the script that the command line names, and return the exit status."""
+    global terminal
     options = parse(argv)
+    terminal = Terminal()
+    try:
+        return run_and_judge(options)
+    finally:
+        terminal.close()
+        terminal = None
+
+
+def run_and_judge(options):
+    """Run the script, print the report, and return the exit status."""
     watch = Watch(options.steps, options.go_on)
     watch.finish = functools.partial(finish, options, watch, os._exit)
     try:
@@ -2824,29 +3475,35 @@ def main(argv=None):
             failure += ": give the command that trains, and start several processes with torchrun"
     rank = os.environ.get("RANK", "0")
     if not watch.steps or (failure and rank != "0"):
-        say(f"check_training: {failure}", file=sys.stderr)
-        return 2
-    return conclude(options, watch, failure)
+        say(f"check_training: {failure}", error=True)
+        return 130 if watch.interrupted else 2
+    try:
+        return conclude(options, watch, failure)
+    except KeyboardInterrupt:
+        say("check_training: interrupted before its report was complete", error=True)
+        return 130
 
 
 def conclude(options, watch, failure=None):
     """Judge and report; return the exit status."""
     rank = os.environ.get("RANK", "0")
-    rows, findings, untested = assess(watch, options.peak, not options.no_slopes, options.causal)
+    slopes = not options.no_slopes and not watch.interrupted  # who interrupts does not want to wait
+    rows, findings, untested = assess(watch, options.peak, slopes, options.causal)
     if failure is None:
         findings = everywhere(watch, findings)
     if rank != "0":  # one report: process 0 prints it and has the status
         return 0
-    return report(options, watch, rows, findings, failure, untested)
+    if watch.interrupted:
+        failure = None
+    return report(options, watch, rows, findings, failure, untested, watch.interrupted)
 
 
 def finish(options, watch, leave):
     """Report from inside the script, and end the process."""
-    sys.stdout = sys.__stdout__  # the script may have replaced it
     with torch.enable_grad():
         status = conclude(options, watch)
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        flushed(stream)
     leave(status)
 
 
@@ -2859,9 +3516,9 @@ def end(status):
     """
     others = [thread for thread in threading.enumerate() if thread is not threading.main_thread()]
     waits = any(not thread.daemon for thread in others)
-    if waits or (torch.distributed.is_available() and torch.distributed.is_initialized()):
-        sys.stdout.flush()
-        sys.stderr.flush()
+    out, err = flushed(sys.stdout), flushed(sys.stderr)
+    closed = not (out and err)  # then Python would end with status 120
+    if waits or closed or (torch.distributed.is_available() and torch.distributed.is_initialized()):
         os._exit(status)
     sys.exit(status)
 
