@@ -17,7 +17,8 @@ weights. The tool compares, in this order:
 The verdict comes first: faster, slower or no difference shown; same model, data or loss not compared; not the same
 computation; not comparable. Each script needs one model, one process and a torch.optim optimizer that steps.
 
-Exit status: 0 the same computation, whatever the speed; 1 not the same, or other data; 2 not comparable, or bad input.
+Exit status: 0 the same computation, whatever the speed; 1 not the same, or other data; 2 not comparable, or bad input;
+130 interrupted by Ctrl-C, with a report on what was compared until then.
 """
 
 import argparse
@@ -48,7 +49,8 @@ from common.ratios import counted
 from common.tables import emit, write_whole
 
 RECORDED = 3  # steps whose numbers are compared
-STATUS = {SAME_MODEL: 1, NOT_SAME: 1, NOT_COMPARABLE: 2}
+INTERRUPTED = "interrupted"
+STATUS = {SAME_MODEL: 1, NOT_SAME: 1, NOT_COMPARABLE: 2, INTERRUPTED: 130}
 KINKS = "old's own gradients jump when its weights are nudged (a ReLU at zero?), so new's may differ as much"
 NO_SPEED = "the same computation, speed not measured"
 
@@ -241,10 +243,16 @@ def compare(session, options):
         verdict, reason, module = found.kind, found.reason, found.module
     except Failure as error:  # of a script
         verdict, reason = NOT_COMPARABLE, str(error)
+    except KeyboardInterrupt:
+        verdict, reason = INTERRUPTED, "the computation was not compared to the end"
     status = STATUS.get(verdict, 0)
     if not options.no_speed and (status == 0 or (status == 1 and options.allow_different)):
-        speed, none = measured(session, options.rounds)
-        reason = "; ".join(filter(None, (reason, none))) or None
+        try:
+            speed, none = measured(session, options.rounds)
+            reason = "; ".join(filter(None, (reason, none))) or None
+        except KeyboardInterrupt:
+            reason = f"{verdict or 'the same computation'}, and the speed was not measured to the end"
+            verdict, status = INTERRUPTED, 130
     if status == 0:
         verdict = speed.verdict() if speed else NO_SPEED
     rows = {}

@@ -30,6 +30,7 @@ from torch.utils import _pytree as pytree
 
 OUTPUTS = 3  # of a model, whose gradients are compared
 SAMPLE = 4096  # elements kept of what a module takes and returns
+MODULE_SETTINGS = "eps momentum p negative_slope alpha num_groups".split()
 SETTINGS = "lr betas eps weight_decay momentum dampening nesterov amsgrad alpha rho".split()
 
 
@@ -175,6 +176,14 @@ def settings_of(group):
     return found
 
 
+def settings_of_module(module):
+    """Return the numbers that a module computes with, such as a norm's eps; dropout's p counts in training only."""
+    found = {name: getattr(module, name, None) for name in MODULE_SETTINGS}
+    if not module.training:
+        del found["p"]
+    return {name: float(value) for name, value in found.items() if type(value) in (int, float)}
+
+
 # ---------------------------------------------------------------- the child
 
 
@@ -309,6 +318,7 @@ class Child(check.Watcher):
             self.buffers = self.buffers_now()
         call = {"data": [on_cpu(tensor) for tensor in data_of((args, kwargs))]}
         call["evaluating"] = [name for part, name in self.modules.items() if not part.training]
+        call["modules"] = {name: settings_of_module(part) for part, name in self.modules.items()}
         self.step["calls"].append(call)
         self.calls += 1
         if len(self.step["calls"]) == 1:

@@ -102,6 +102,26 @@ def describe_data(old, new):
     return None
 
 
+def as_one_batch(old, new):
+    """Return the data of old's calls and of new's with micro-batches joined, if they are parts of the other's batches.
+
+    None if both make as many calls, or if the parts are not those of the other's batches.
+    """
+    fewer, more = sorted((old, new), key=len)
+    if not fewer or len(fewer) == len(more) or len(more) % len(fewer):
+        return None
+    number = len(more) // len(fewer)
+    joined = [joined_data(more[first : first + number]) for first in range(0, len(more), number)]
+    if not all(describe_data(one, other) is None for one, other in zip(fewer, joined, strict=True)):
+        return None
+    return (fewer, joined) if more is new else (joined, fewer)
+
+
+def joined_data(calls):
+    """Return the tensors of several calls, those of one place one below the other."""
+    return [torch.cat(parts) if parts[0].dim() else parts[0] for parts in zip(*calls, strict=False)]
+
+
 def is_equal(one, other):
     """Tell whether two tensors hold the same values, whatever their dtypes."""
     return one.shape == other.shape and torch.equal(one.double(), other.double())
@@ -192,7 +212,7 @@ class Judge:
             return difference
         difference = self.updates(number, {name: run["updates"] for name, run in runs.items()})
         if difference is None:
-            return self.buffers(number, runs)
+            return self.buffers(number, runs) or self.module_settings(number, old, new)
         if bool(old["outside"]) != bool(new["outside"]):
             one, other = ("new", "old") if new["outside"] else ("old", "new")
             text = f"; {one} changes weights outside of optimizer.step() too, and {other} does not"
@@ -200,18 +220,22 @@ class Judge:
         return difference
 
     def data(self, number, old, new):
-        if len(old["calls"]) != len(new["calls"]):
+        data = [[call["data"] for call in step["calls"]] for step in (old, new)]
+        data = as_one_batch(*data) or data
+        if len(data[0]) != len(data[1]):
             one, other = (counted(len(step["calls"]), "time") for step in (old, new))
             return Difference("data", f"step {number}: new calls its model {other}, old calls it {one}")
-        for call, (one, other) in enumerate(zip(old["calls"], new["calls"], strict=True), 1):
-            text = describe_data(one["data"], other["data"])
+        for call, (one, other) in enumerate(zip(*data, strict=True), 1):
+            text = describe_data(one, other)
             if text:
                 where = f", call {call}" if len(old["calls"]) > 1 else ""
                 return Difference("data", f"step {number}{where}: {text}")
         return None
 
     def outputs(self, number, runs):
-        """Compare the outputs of the model's calls, and of the modules inside the first one."""
+        """Compare the outputs of the model's calls, and of the modules inside the first one; not those of parts."""
+        if len(runs["old"]["calls"]) != len(runs["new"]["calls"]):
+            return None
         for four in zip(*(runs[name]["calls"] for name in RUNS), strict=False):
             calls = dict(zip(RUNS, four, strict=True))
             places = places_in_common(calls["old"]["shapes"], calls["new"]["shapes"])
@@ -427,6 +451,23 @@ class Judge:
             which = "all parameters" if len(names) == len(parts["old"]) else folded(names)
             words.append(f"{setting} {other} in new and {one} in old for {which}")
         return Difference("settings", f"step {number}: the optimizer's {'; '.join(words)}")
+
+    def module_settings(self, number, old, new):
+        """Compare the numbers that the modules compute with, if both sides have a module and a number."""
+        differ = {}
+        first, others = (step["calls"][0].get("modules", {}) for step in (old, new))
+        for name, one in first.items():
+            other = others.get(self.modules.get(name, name), {})
+            for setting in one.keys() & other.keys():
+                if not is_close(one[setting], other[setting]):
+                    key = (setting, setting_text(one[setting]), setting_text(other[setting]))
+                    differ.setdefault(key, []).append(name or "the model")
+        if not differ:
+            return None
+        words = []
+        for (setting, one, other), names in sorted(differ.items()):
+            words.append(f"{setting} {other} in new and {one} in old for {folded(names)}")
+        return Difference("settings", f"step {number}: the modules' {'; '.join(words)}")
 
     def parts_of_settings(self, settings, side):
         found = {}

@@ -329,6 +329,39 @@ def test_all_that_a_step_does_is_compared_and_one_rounding_is_no_difference(comp
     assert ("kinks" in report["rows"]) == ("kinks" in ways[0])
 
 
+MICRO = """
+import sys
+import torch
+from torch import nn
+
+parts, divisor, eps, p = int(sys.argv[1]), float(sys.argv[2]), float(sys.argv[3]), float(sys.argv[4])
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(6, 16), nn.LayerNorm(16, eps=eps), nn.Dropout(p), nn.Linear(16, 3))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(5):
+    x = 100 * torch.randn(8, 6)
+    optimizer.zero_grad()
+    for part in x.chunk(parts):
+        (model(part).square().mean() / divisor).backward()
+    optimizer.step()
+"""
+MICRO_BATCHES = {  # parts, divisor, eps and dropout of new; of old: 1 1 1e-5 0.0. Verdict, words of the reason
+    "4 4 1e-5 0.0": (SAME, ""),
+    "4 1 1e-5 0.0": ("not the same computation", "the loss is .* 4 times"),
+    "3 3 1e-5 0.0": ("not the same computation", "the loss is .* times"),
+    "1 1 1e-6 0.0": ("not the same computation", "the modules' eps 1e-06 in new and 1e-05 in old for 1$"),
+}
+
+
+@pytest.mark.parametrize("new", MICRO_BATCHES)
+def test_micro_batches_are_joined_and_settings_of_modules_compared(compare, write, new):
+    """A missing divisor is found, and so are parts of 3, 3 and 2 rows whose means count alike."""
+    script = write("micro", MICRO)
+    verdict, words = MICRO_BATCHES[new]
+    _, report, printed = compare([script, *"1 1 1e-5 0.0".split()], [script, *new.split()], "--no-speed")
+    assert report["verdict"] == verdict and re.search(words, report["reason"] or ""), printed
+
+
 PACKED = """
 import sys
 import torch
@@ -496,6 +529,24 @@ def test_processes_that_do_not_fit_beside_each_other_take_turns(compare, packed)
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("method", "options", "words"),
+    [
+        ("check", ["--no-speed"], "the computation was not compared to the end"),
+        ("measure", [], "the same computation, and the speed was not measured to the end"),
+    ],
+)
+def test_ctrl_c_reports_what_was_compared_until_then(compare, packed, monkeypatch, method, options, words):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(compare_training.Comparison, "check", interrupt if method == "check" else lambda self: None)
+    monkeypatch.setattr(compare_training, "measured", interrupt)
+    status, report, printed = compare([packed, "x"], [packed, "x"], *options)
+    assert (status, report["status"], report["verdict"], report["reason"]) == (130, 130, "interrupted", words), printed
+    assert "Traceback" not in printed
+
+
 def test_several_models_are_not_comparable(compare):
     status, report, printed = compare([LOOPS, "gan"], [LOOPS, "gan"], "--no-speed")
     assert status == 2 and "old trains several models: also Sequential" in report["reason"], printed

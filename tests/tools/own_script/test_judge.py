@@ -238,3 +238,39 @@ def test_a_script_is_warm_when_two_passes_differ_by_a_fifth_at_most(times, passe
     monkeypatch.setattr(speed, "ask_steps", ask)
     assert speed.warm_up(None) == times[passes - 1]
     assert asked == [(2, True)] + [(2, False)] * (passes - 1)
+
+
+# ---------------------------------------------------------------- micro-batches and modules
+
+
+@pytest.mark.parametrize(
+    ("rows", "joined"),
+    [([4, 4], True), ([2, 2, 2, 2], True), ([4, 3], False), ([8], False), ([8, 8], False)],
+    ids=str,
+)
+def test_micro_batches_are_joined_if_they_are_the_batch(rows, joined):
+    """On either side; parts that leave a row out, or that repeat the batch, are other data."""
+    batch = torch.arange(16.0).view(8, 2)
+    starts = [sum(rows[:number]) % 8 for number in range(len(rows))]
+    parts = [[batch[start : start + size], torch.tensor(3)] for start, size in zip(starts, rows, strict=True)]
+    whole = [[batch, torch.tensor(3)]]
+    for found in (judge.as_one_batch(whole, parts), judge.as_one_batch(parts, whole)):
+        assert (found is not None) is joined
+        if found:
+            assert all(len(side) == 1 and torch.equal(side[0][0], batch) for side in found)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "words"),
+    [
+        ({"eps": 1e-5}, {"eps": 1e-5 * (1 + 9e-7)}, None),
+        ({"eps": 1e-5}, {"eps": 1e-5 * (1 + 2e-6)}, "step 1: the modules' eps 1e-05 in new and 1e-05 in old for norm"),
+        ({"eps": 1e-5, "p": 0.1}, {"eps": 1e-6}, "step 1: the modules' eps 1e-06 in new and 1e-05 in old for norm"),
+        ({"eps": 1e-5}, {"momentum": 0.1}, None),
+    ],
+)
+def test_settings_of_modules_are_compared_where_both_have_them(one, other, words):
+    """A norm's eps is too small a difference for the outputs. What only one side has is another class's."""
+    steps = [{"calls": [{"modules": {"norm": found, "only": {}}}]} for found in (one, other)]
+    found = judge_of().module_settings(1, *steps)
+    assert (found and found.text) == words
