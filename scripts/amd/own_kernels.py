@@ -205,7 +205,8 @@ class Session:
         )
 
     def chosen_rows(self):
-        return [row for name, row in self.rows.items() if self.kernel in name]
+        """Return the rows of the kernels that were asked for, and of all that were refused or did something wrong."""
+        return [row for name, row in self.rows.items() if self.kernel in name or row.unsupported or row.faults]
 
     def table(self):
         """Return the table of kernels, and sentences about some of them."""
