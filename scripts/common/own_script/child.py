@@ -202,7 +202,7 @@ class Child(check.Watcher):
         self.folder = pathlib.Path(request["folder"])
         self.inbox = os.fdopen(request["inbox"])
         self.outbox = os.fdopen(request["outbox"], "w")
-        self.files = 0
+        self.handed_over = 0
         self.phase = "start"  # start, recording, recorded, timing, ended
         # the model
         self.tops = {}  # root module -> the whole model around it
@@ -238,8 +238,8 @@ class Child(check.Watcher):
 
     def save(self, content):
         """Write tensors, and return the file's name."""
-        self.files += 1
-        path = self.folder / f"{self.files}.pt"
+        self.handed_over += 1
+        path = self.folder / f"{self.handed_over}.pt"
         torch.save(content, path)
         return str(path)
 
