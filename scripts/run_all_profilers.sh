@@ -15,11 +15,11 @@ set -uo pipefail
 # shellcheck source=common/machine/wrappers/setup.sh
 source "$(dirname "$(realpath "${BASH_SOURCE[0]}")")/common/machine/wrappers/setup.sh"
 
-target=all_profiles rocm="" version="" passed=() DRY_RUN=""
+target=all_profiles rocm="" version="" passed=() steps=() DRY_RUN=""
 while [ $# -gt 0 ]; do
     TAKEN=1
     case $1 in # a tool would obey it, and the summary name another folder or version
-        --profile-dir=* | --version=*) set -- "${1%%=*}" "${1#*=}" "${@:2}" ;;
+        --profile-dir=* | --version=* | --profile-steps=*) set -- "${1%%=*}" "${1#*=}" "${@:2}" ;;
     esac
     case $1 in
         -h | --help) usage && exit 0 ;;
@@ -27,6 +27,7 @@ while [ $# -gt 0 ]; do
         --dry-run) DRY_RUN=1 ;;
         --profile-dir) value_of "$@" && target=$VALUE ;;
         --version) value_of "$@" && version=$VALUE ;;
+        --profile-steps) value_of "$@" && steps=(--profile-steps "$VALUE") ;; # without PyTorch's profiler it has no effect
         *) passed+=("$1") ;;
     esac
     shift "$TAKEN"
@@ -65,7 +66,7 @@ tool() { # NAME COMMAND...: run it unless the user stopped an earlier one, and n
 }
 
 tool run_pytorch_profiler.py "$PYTHON" "$SCRIPTS/run_pytorch_profiler.py" --version "$version" \
-    --profile-dir "$target/pytorch_profiles" --generate-report
+    --profile-dir "$target/pytorch_profiles" --generate-report ${steps[@]+"${steps[@]}"}
 tool run_deepspeed_flops.py "$PYTHON" "$SCRIPTS/run_deepspeed_flops.py" --version "$version" \
     --profile-dir "$target/flops_analysis" --computational-intensity
 for name in ${rocm:+hotspots trace counters rocprof_sys rocprof_compute}; do
