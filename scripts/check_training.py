@@ -3121,7 +3121,11 @@ def print_report(title, rows, findings, verdict):
         say(f"{name:<12}{text}")
     say()
     for finding in sorted(findings, key=lambda finding: (finding.warning, finding.note)):
-        label = "note" if finding.note else "warning" if finding.warning else "FINDING"
+        label = "FINDING"
+        if finding.warning:
+            label = "warning"
+        if finding.note:
+            label = "note"
         say(f"{label:<12}{finding.text}")
         for line in finding.details:
             say(f"{'':<12}{line}")

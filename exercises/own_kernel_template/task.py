@@ -1,4 +1,4 @@
-"""What my_kernel must compute: change the shapes and the formula to yours."""
+"""Say what my_kernel must compute: change the shapes and the formula to yours."""
 
 import torch
 

@@ -69,10 +69,14 @@ class Row:
         """Return the row of the table; sentences() explains it."""
         differs = "-"
         if self.comparison:
-            differs = (
-                "unknown" if self.comparison.reason else f"{self.comparison.difference:.1e}".replace("0.0e+00", "no")
-            )
-        problems = ["refused"] * bool(self.unsupported) + ["wrong"] * bool(self.faults)
+            differs = f"{self.comparison.difference:.1e}".replace("0.0e+00", "no")
+            if self.comparison.reason:
+                differs = "unknown"
+        problems = []
+        if self.unsupported:
+            problems.append("refused")
+        if self.faults:
+            problems.append("wrong")
         return (
             self.kernel,
             f"{self.launches:,}",

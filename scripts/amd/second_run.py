@@ -32,7 +32,7 @@ FP8_ROUNDING = 2.0**-2
 
 @dataclasses.dataclass
 class Comparison:
-    """What a launch's comparison found: a reason why there is none, or the largest difference and where it is."""
+    """Hold what comparing a launch found: a reason why it was not compared, or the largest difference and its place."""
 
     reason: str = ""
     difference: float = 0.0  # relative to the largest number of the tensor

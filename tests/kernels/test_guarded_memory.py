@@ -155,7 +155,7 @@ def test_a_backward_allocates_between_bands_too():
 
 
 def test_an_operation_that_is_not_pytorchs_is_named():
-    """What it allocates on the way is not seen."""
+    """Its own allocations are not seen."""
 
     @torch.library.custom_op("test_guarded_memory::doubled", mutates_args=())
     def doubled(x: torch.Tensor) -> torch.Tensor:

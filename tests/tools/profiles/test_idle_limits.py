@@ -1,4 +1,4 @@
-"""Why a GPU idled, at the numbers that decide it: one gap from 1000 us on, and what the host did about that time."""
+"""The causes of idle time, at the numbers that decide: one gap from 1000 us on, and what the host did about then."""
 
 import pytest
 
