@@ -85,7 +85,9 @@ def run(folder, *options, status=0):
 
 
 @pytest.mark.parametrize(("configurations", "launches", "compiled"), [("first", 2, 1), ("all", 4, 2)])
-def test_a_project_runs_unchanged(configurations, launches, compiled, tmp_path):
+def test_a_project_runs_unchanged(configurations, launches, compiled, tmp_path, monkeypatch):
+    """Also where Triton keeps the autotuner's choices of earlier runs, as version 3 asks it to."""
+    monkeypatch.setenv("TRITON_CACHE_AUTOTUNING", "1")
     write(tmp_path, PROJECT)
     options = ["--target", "gfx942", "--compare", "--configurations", configurations]
     rows, text = run(tmp_path, *options, "--", "train.py", "--steps", "2")
