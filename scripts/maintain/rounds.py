@@ -12,6 +12,7 @@ input. How processes are talked to, their order and their groups stand in common
 """
 
 import contextlib
+import functools
 import json
 import os
 import pathlib
@@ -197,7 +198,8 @@ class Rounds:
             # two are tried whatever is known, for without a round of both they cannot be compared
             while waiting and (len(names) < 3 or self.has_room(waiting[0], running.alive)):
                 name = waiting.pop(0)
-                running.alive[name] = WarmProcess(*self.version_and_options(name), self.steps)
+                version, options = self.version_and_options(name)
+                running.add(name, functools.partial(WarmProcess, version, options, self.steps))
                 warming.append(name)
             if not warming:
                 return crowded + waiting

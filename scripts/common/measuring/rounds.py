@@ -2,7 +2,7 @@
 
     class Script(Process): ...                          # a training script that runs as many steps as it is asked for
     with Processes() as running:
-        running.alive["old"] = Script(start_old, {"steps": 10})
+        running.add("old", lambda: Script(start_old, {"steps": 10}))
         running.alive["old"].ask(steps=10)
         found = running.alive["old"].answer(seconds=60)
 
@@ -19,7 +19,7 @@ import tempfile
 import time
 
 from common.command_line import Failure, progress
-from common.measuring.runs import OutOfMemory, end, last_words, ran_out_of_memory
+from common.measuring.runs import OutOfMemory, end, last_words, ran_out_of_memory, uninterrupted
 from common.ratios import rotated
 
 PASSES = 5  # how often a round asks each process of which the host sets the speed: that drifts within seconds
@@ -103,6 +103,11 @@ class Processes(contextlib.AbstractContextManager):
 
     def __init__(self):
         self.alive = {}
+
+    def add(self, name, make):
+        """Keep the process that make() starts; an interrupt waits until the block knows what it has to end."""
+        with uninterrupted():
+            self.alive[name] = make()
 
     def end(self, *names):
         """End these processes, or all; none waits for the end of another."""

@@ -16,6 +16,7 @@ from common.command_line import Failure, printable
 from common.files import errors_of, read_object
 
 GRACE_S = 40  # torchrun kills after 30 seconds the ranks that ignore SIGTERM
+STOPS = (signal.SIGINT, signal.SIGTERM)
 # Options and environment that two runs must share before their times may be compared.
 SAME_OPTIONS = ("batch_size", "seq_len", "data", "use_amp", "tf32", "world_size")
 SAME_MACHINE = ("device", "device_type", "torch", "cuda", "hip")
@@ -33,6 +34,20 @@ def end(process, grace_s=GRACE_S):
             process.wait(grace_s)
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
+
+
+@contextlib.contextmanager
+def uninterrupted():
+    """Hold SIGINT and SIGTERM back until the block ends, so that what it starts is known to whoever must end it."""
+    came = []
+    before = {number: signal.signal(number, lambda number, _: came.append(number)) for number in STOPS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        for number in came:
+            signal.raise_signal(number)
 
 
 def run_process(command, timeout=None, *, tell=None, **options):

@@ -81,5 +81,5 @@ class Children(Processes):
     """Hold the runs that are alive."""
 
     def start(self, name, command, steps):
-        self.alive[name] = Run(TITLES.get(name, name), command, steps)
+        self.add(name, lambda: Run(TITLES.get(name, name), command, steps))
         return self.alive[name]

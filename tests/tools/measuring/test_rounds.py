@@ -1,5 +1,6 @@
 """Processes that take turns: what is asked and answered, how they end, and who runs beside whom."""
 
+import signal
 import sys
 from types import SimpleNamespace
 
@@ -34,7 +35,7 @@ def process():
 
         def make(text):
             name = len(started.alive)
-            started.alive[name] = begin(text)
+            started.add(name, lambda: begin(text))
             return started.alive[name]
 
         yield make
@@ -82,6 +83,25 @@ def test_a_process_and_what_it_started_end_with_the_block():
     assert not started.alive
     for pid in pids:
         wait_for(lambda pid=pid: not running(pid))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_while_a_process_starts_waits_until_it_is_known(number):
+    before = signal.signal(number, signal.default_int_handler)
+    seen = []
+
+    def make():
+        seen.append(begin("say()\ninbox.read()"))
+        signal.raise_signal(number)
+        return seen[0]
+
+    try:
+        with pytest.raises(KeyboardInterrupt), rounds.Processes() as started:
+            started.add("one", make)
+        assert signal.getsignal(number) is signal.default_int_handler
+    finally:
+        signal.signal(number, before)
+    assert not started.alive and seen[0].process.returncode is not None
 
 
 def test_no_process_waits_for_the_end_of_another():
