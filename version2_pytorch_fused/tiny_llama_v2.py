@@ -349,6 +349,7 @@ import torch.distributed as dist
 from torch import nn
 
 # Options that define the model: a checkpoint's must be equal.
+WORKSHOP = "1.1"  # the version in pyproject.toml, for whoever reads a metrics file later
 MODEL = ("vocab_size", "hidden_dim", "num_layers", "num_heads", "num_kv_heads", "intermediate_dim")
 MODEL += ("norm_eps", "rope_theta")
 SIZES = ("hidden_dim", "num_layers", "num_heads", "intermediate_dim", "seq_len", "batch_size")
@@ -1279,6 +1280,7 @@ def environment(options):
         command = ["git", "-C", str(script.parent), "rev-parse", "HEAD"]
         commit = subprocess.run(command, capture_output=True, text=True).stdout.strip() or None
     return {
+        "workshop": WORKSHOP,
         "device": options.device_name,
         "device_type": options.device.split(":")[0],
         "python": platform.python_version(),

@@ -70,6 +70,7 @@ def facts_of(row):
         ("sizes", f"{model}, {options['batch_size']} sequences of {options['seq_len']} tokens"),
         ("precision", row["precision"]),
         ("software", ", ".join([*software, environment["date"][:10]])),
+        ("workshop", environment.get("workshop", "1.0")),  # which wrote no version yet
     ]
 
 

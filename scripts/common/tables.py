@@ -9,6 +9,7 @@ import re
 import string
 
 from common.command_line import printable
+from common.versions import workshop
 
 
 def text_table(header, rows, left=1):
@@ -64,7 +65,9 @@ def rounded(value, digits=3):
 
 
 def emit(content, text, target):
-    """Print the text, and write the content as JSON where --json asked for it."""
+    """Print the text, and write the content, an object, as JSON where --json asked for it."""
+    if target:
+        content = {"workshop": workshop()} | content
     if target == "-":
         print(json.dumps(content, indent=1))
         return

@@ -3,6 +3,7 @@
 import importlib.machinery
 import importlib.util
 import pathlib
+import re
 import sys
 
 REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
@@ -13,6 +14,11 @@ SCRIPTS = {
     4: REPOSITORY / "version4_pytorch_sdpa" / "tiny_llama_v4.py",
 }
 HEADING = b"# ============ The training harness below"
+
+
+def workshop():
+    """Return the workshop's version, which pyproject.toml gives."""
+    return re.search(r'^version = "(.+)"$', (REPOSITORY / "pyproject.toml").read_text(), re.MULTILINE)[1]
 
 
 def halves(script):

@@ -9,9 +9,10 @@ import pytest
 import yaml
 from packaging.requirements import Requirement
 
-from common.machine import environment
+from common.machine import description, environment
 from common.measuring.suite_results import PHASES, Case, write_results
-from common.versions import REPOSITORY, SCRIPTS
+from common.tables import emit
+from common.versions import REPOSITORY, SCRIPTS, load_version
 from maintain import ladder
 from marks import mark_slow_cases
 
@@ -153,6 +154,19 @@ def test_the_licence_is_stated_where_it_is_looked_for():
     assert 'license-files = ["LICENSE"]' in (REPOSITORY / "pyproject.toml").read_text()
     for script in SCRIPTS.values():  # may be copied alone
         assert "\n# SPDX-License-Identifier: MIT\n" in "\n" + script.read_text()[:2000]
+
+
+def test_the_version_is_the_same_wherever_it_is_told(tmp_path, capsys):
+    """In pyproject.toml, the metrics, the results of tools, a record, and on the page of what changed."""
+    declared = re.search(r'^version = "(.+)"$', (REPOSITORY / "pyproject.toml").read_text(), re.MULTILINE)[1]
+    assert {load_version(version).WORKSHOP for version in SCRIPTS} == {declared}
+    emit({"rows": []}, "a table", tmp_path / "result.json")
+    assert json.loads((tmp_path / "result.json").read_text()) == {"workshop": declared, "rows": []}
+    emit({"rows": []}, "a table", "-")
+    assert json.loads(capsys.readouterr().out.partition("\n")[2])["workshop"] == declared
+    assert description.describe([])["workshop"] == declared
+    changes = (REPOSITORY / ".github" / "CHANGELOG.md").read_text()
+    assert re.findall(r"^## (.+)$", changes, re.MULTILINE)[0] == declared
 
 
 def test_the_workflow_covers_both_sets_and_processors():

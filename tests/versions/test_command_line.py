@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from common.command_line import PRESETS
 from common.measuring.peers import peer_script
-from common.versions import SCRIPTS, load_version
+from common.versions import SCRIPTS, load_version, workshop
 from marks import slow
 from processes import run_fork
 from training import train
@@ -353,7 +353,7 @@ SUMMARY_KEYS = set(
     peak_memory_mb first_loss final_loss best_loss_known flops_per_step tflops precision graph warmup_s parallel
     world_size rank_step_ms rounds_to_tf32""".split()
 )
-ENVIRONMENT_KEYS = set("device device_type python torch triton cuda hip date commit script_sha256".split())
+ENVIRONMENT_KEYS = set("workshop device device_type python torch triton cuda hip date commit script_sha256".split())
 
 
 def check_metrics(version, metrics):
@@ -362,6 +362,7 @@ def check_metrics(version, metrics):
     steps, summary, options, config = (metrics[name] for name in ("steps", "summary", "options", "config"))
     environment, device = metrics["environment"], "cuda" if torch.cuda.is_available() else "cpu"
     assert metrics["version"] == version and environment.keys() == ENVIRONMENT_KEYS
+    assert environment["workshop"] == workshop()
     assert environment["script_sha256"] == hashlib.sha256(SCRIPTS[version].read_bytes()).hexdigest()
     assert (environment["torch"], environment["device_type"]) == (torch.__version__, device)
     age = datetime.datetime.now(datetime.timezone.utc) - datetime.datetime.fromisoformat(environment["date"])

@@ -12,7 +12,7 @@ import shlex
 import subprocess
 
 from common.formulas.gpus import name_here
-from common.versions import REPOSITORY
+from common.versions import REPOSITORY, workshop
 
 PACKAGES = ("torch", "triton", "numpy", "transformers", "liger-kernel", "torchao")
 SAME_RUN = ("device", "driver", "packages")  # equal in the records of all calls that fill one results file
@@ -60,6 +60,7 @@ def describe(command):
     return {
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "command": shlex.join(command),
+        "workshop": workshop(),
         "commit": told or git("rev-parse", "HEAD"),
         "modified": not told and bool(git("status", "--porcelain", "--untracked-files=no")),
         "device": name_here() if on_gpu else platform.machine(),

@@ -362,7 +362,7 @@ def test_devices_are_refused(main, capsys):
     refused(main, ["/dev/zero"], capsys, "/dev/zero isn't a regular file")
 
 
-@pytest.mark.parametrize("write", [tables.write_csv, lambda rows, path: tables.emit(rows, "", path)])
+@pytest.mark.parametrize("write", [tables.write_csv, lambda rows, path: tables.emit({"rows": rows}, "", path)])
 def test_a_full_disk_leaves_the_older_result(write, tmp_path):
     path = tmp_path / "result"
     path.write_text("older")
