@@ -4,6 +4,8 @@
 #   ./scripts/check_room.sh                     GEMMs, set-up, kernel tests, a graph, every wrapper, the exercises
 #   ./scripts/check_room.sh --quick             fewer kernel tests; the default without a GPU, where kernels are interpreted
 #   ./scripts/check_room.sh --output room.txt   the text file (check_room.txt); logs stay in a folder next to it, room.txt.logs
+#   ./scripts/check_room.sh --report room.json  also one file with all that a record of your GPU needs: kernels' errors beside
+#                                               the interpreter's, their times, the steps of all versions; five minutes more
 #   ./scripts/check_room.sh --time-limit 120    seconds for each line of the table (600)
 # Exit status: 0; 1 if a line failed or was measured only in part; 2 for a bad option; 130 after Ctrl-C, with the table so far.
 [ "${BASH##*/}" = bash ] || exec bash "$0" "$@" # called as sh check_room.sh
@@ -15,12 +17,13 @@ stop() { # SENTENCE: end because of a bad option
     exit 2
 }
 
-output=check_room.txt limit=600 quick=""
+output=check_room.txt limit=600 quick="" report=""
 while [ $# -gt 0 ]; do
     case $1 in
         -h | --help) usage && exit 0 ;;
         --quick) quick=1 ;;
         --output) output=${2:-} && shift ;;
+        --report) report=${2:-} && shift ;;
         --time-limit) limit=${2:-} && shift ;;
         *) stop "there is no option $1: see --help" ;;
     esac
@@ -28,8 +31,10 @@ while [ $# -gt 0 ]; do
     shift
 done
 : 2>/dev/null >"$output" || stop "--output '$output' cannot be written"
+[ -z "$report" ] || : 2>/dev/null >"$report" || stop "--report '$report' cannot be written"
 [[ $limit =~ ^[1-9][0-9]*$ ]] || stop "--time-limit must be a number of seconds, not '$limit'"
 output=$(realpath "$output") logs=$output.logs
+[ -z "$report" ] || report=$(realpath "$report")
 mkdir -p "$logs" || exit 1
 use_environment room
 gpu=$(gpu_kind)
@@ -68,7 +73,13 @@ check_graph() { # the same steps from a replayed graph and without one
         "$PYTHON" "${script[@]}" --no-graph --metrics-file "$logs/eager.json" &&
         "$PYTHON" scripts/common/machine/room.py graph "$logs/graph.json" "$logs/eager.json"
 }
-export -f check_graph
+# shellcheck disable=SC2329
+interpret_kernels() { # the same tests without a GPU
+    mapfile -t same < <("$PYTHON" scripts/common/machine/room.py tests "$logs/kernels.xml")
+    CUDA_VISIBLE_DEVICES="" HIP_VISIBLE_DEVICES="" \
+        "$PYTHON" -m pytest -q -p no:cacheprovider --junitxml "$logs/interpreted.xml" "${same[@]}"
+}
+export -f check_graph interpret_kernels
 export PYTHON logs
 
 cd -- "$ROOT" || exit 1
@@ -87,7 +98,8 @@ done
 # every other one is tuned, which takes 18 compilations.
 chosen="outputs_and_gradients and (not attention or token or GPU) or adamw"
 [ -z "$quick" ] || chosen="rms_norm or swiglu"
-tests=(-m "not slow" -k "$chosen" tests/kernels/test_kernels.py)
+rm -f "$logs"/*.xml "$logs"/*.json # of an earlier run
+tests=(-m "not slow" -k "$chosen" --junitxml "$logs/kernels.xml" tests/kernels/test_kernels.py)
 part "kernel tests" "$PYTHON" -m pytest -q -p no:cacheprovider "${tests[@]}"
 if [ "$gpu" = none ]; then
     leave_out "graph" "needs a GPU"
@@ -100,9 +112,25 @@ for wrapper in hotspots trace counters rocprof_compute rocprof_sys; do
     part "get_$wrapper.sh" env TINY_LLAMA_PYTHON="$PYTHON" bash "$folder/get_$wrapper.sh" --output-dir "$logs/profiles"
 done
 part "exercises" "$PYTHON" exercises/check.py verify --solutions
+if [ -n "$report" ]; then
+    sizes=(--preset small --use-amp --num-steps 20)
+    if [ "$gpu" = none ]; then
+        sizes=(--hidden-dim 64 --num-layers 2 --num-heads 4 --seq-len 32 --batch-size 2 --vocab-size 256 --num-steps 5)
+        leave_out "kernel tests in the interpreter" "the kernel tests ran there"
+        leave_out "kernels' times" "needs a GPU"
+    else
+        part "kernel tests in the interpreter" bash -c interpret_kernels
+        part "kernels' times" "$PYTHON" scripts/benchmark_kernels.py --json "$logs/benchmark.json"
+    fi
+    for script in version[1-4]_*/tiny_llama_v[1-4].py; do
+        name=$(basename "$script" .py)
+        part "steps of $name" "$PYTHON" "$script" "${sizes[@]}" --metrics-file "$logs/steps_$name.json"
+    done
+fi
 
+"$PYTHON" scripts/common/machine/room.py facts >"$logs/facts.txt" 2>&1
 {
-    "$PYTHON" scripts/common/machine/room.py facts
+    cat "$logs/facts.txt"
     echo "took        $((SECONDS / 60)) min $((SECONDS % 60)) s$([ -z "$quick" ] || echo ", quick")"
     echo
     printf '%s\n' "part|outcome|seconds|last line" "${rows[@]}" | "$PYTHON" scripts/common/machine/room.py table
@@ -120,5 +148,11 @@ cat "$logs/table.txt"
     done
 } | "$PYTHON" scripts/common/machine/room.py scrub "$ROOT" >"$output"
 echo && echo "$output holds this and what failed: send it to us in an issue. The logs are in $logs."
+if [ -n "$report" ]; then
+    printf '%s\n' "part|outcome|seconds|last line" "${rows[@]}" |
+        "$PYTHON" scripts/common/machine/room.py report "$logs" "$SECONDS" |
+        "$PYTHON" scripts/common/machine/room.py scrub "$ROOT" >"$report" || failed=1
+    echo "$report holds all that a record of this machine needs, without names: send this one."
+fi
 [ -z "$interrupted" ] || exit 130
 exit "$failed"

@@ -38,7 +38,7 @@ from common.profiles.formats import table_of_formats
 from common.ratios import counted, furthest, gain_text, noise_line, noisiest, noisiest_line, ratios
 from common.tables import known, markdown_table, rounded
 from common.versions import REPOSITORY, SCRIPTS
-from maintain import facts, pictures, rungs
+from maintain import facts, pictures, room_reports, rungs
 from maintain.expected import expected_table
 from maintain.pages import all_pages, fill, fill_facts, write_or_check
 from maintain.provenance import faults_of_commit, machine_line
@@ -444,13 +444,14 @@ def executed_with():
 def tested_on(recorded):
     """Return what ran on which platform, from the records below a folder."""
     rows = executed(recorded)
-    devices = " ".join(device for _, device, _, _ in rows)
     sets = f"{versions_of('constraints-oldest.txt')} to {versions_of('constraints.txt')}"
     stubs = REPOSITORY / "tests" / "tools" / "stubs"
     read = json.loads((stubs / "options.json").read_text())["read, not run"]["rocprofv3"]
     ran = sorted({path.name[5:] for path in stubs.glob("rocm-*")} - {*read}, key=numbers)
     releases = ", ".join(f"{major}.{minor}" for major, minor in rocm_builds())
+    devices = " ".join(device for _, device, _, _ in rows)
     amd = "" if re.search("AMD|Radeon", devices) else "any AMD GPU, "
+    rows += room_reports.rows_of_rooms(recorded / "rooms")
     rows += [
         ("executed", "CPU, Linux on x86-64", sets, "test suite; Triton's kernels in its interpreter"),
         (

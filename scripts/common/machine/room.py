@@ -1,22 +1,27 @@
-"""Parts of check_room.sh: what machine this is, the table, a graph's losses, and a text without names.
+"""Parts of check_room.sh: what machine this is, the table, a graph's losses, a text without names, and the report.
 
 python room.py facts              GPU, driver, versions
 python room.py table              the table of the lines "a|b|c" on standard input
 python room.py graph A.json B.json    compare the losses of a captured run and an eager one
+python room.py tests A.xml        the kernel tests that ran and that Triton's interpreter can run, as pytest's arguments
+python room.py report LOGS SECONDS    all that a record of this machine needs, as JSON: of the lines "a|b|c" on standard
+                                  input and the folder of the logs
 python room.py scrub FOLDER       copy standard input without user name, host name and the paths of FOLDER and home
 """
 
 import getpass
+import json
 import os
 import pathlib
 import platform
 import re
 import sys
+import xml.etree.ElementTree
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
-from common.command_line import Failure, run_tool
-from common.files import errors_of
+from common.command_line import Failure, printable, run_tool
+from common.files import errors_of, read_object
 from common.machine.description import describe
 from common.machine.environment import rocm_release
 from common.measuring.accuracy import loss_bound
@@ -49,10 +54,96 @@ def facts():
         print(f"{name:11} {'unknown' if value is None else value}")
 
 
+def lines_of(stream):
+    return [line.rstrip("\n").split("|") for line in stream]
+
+
 def table():
     """Print the lines of standard input, split at |, as a table."""
-    header, *rows = [line.rstrip("\n").split("|") for line in sys.stdin]
+    header, *rows = lines_of(sys.stdin)
     print(text_table(header, rows, left=4))
+
+
+# ---------------------------------------------------------------- the report
+
+FORMAT = 1  # of the report
+OF_A_RUN = """step_ms warmup_s tokens_per_second peak_memory_mb precision graph first_loss final_loss parameters
+    parameters_trained""".split()
+TAIL = 40  # lines of the log of a part that is not ok
+
+
+def kernel_tests(path):
+    """Return {test: (whether it passed, {result: relative error})} of pytest's junit file; empty without the file."""
+    if not path.exists():
+        return {}
+    found = {}
+    with errors_of(path):
+        try:
+            tests = xml.etree.ElementTree.fromstring(path.read_text())
+        except xml.etree.ElementTree.ParseError as error:
+            raise ValueError(error) from None
+        for test in tests.iter("testcase"):
+            passed = test.find("failure") is None and test.find("error") is None
+            errors = {each.get("name"): float(each.get("value")) for each in test.iter("property")}
+            if test.find("skipped") is None:
+                found[test.get("name")] = passed, errors
+    return found
+
+
+def tests(path):
+    """Print the tests of a junit file as pytest's arguments, a line each, but those in bfloat16.
+
+    Triton's interpreter multiplies no bfloat16.
+    """
+    for name in kernel_tests(pathlib.Path(path)):
+        if "bfloat16" not in name:
+            print(f"tests/kernels/test_kernels.py::{name}")
+
+
+def compared_kernels(logs):
+    """Return for each kernel test whether it passed here, and its errors here and in Triton's interpreter."""
+    here = kernel_tests(logs / "kernels.xml")
+    interpreted = kernel_tests(logs / "interpreted.xml")
+    rows = []
+    for name, (passed, errors) in here.items():
+        rows.append({"test": name, "passed": passed, "errors": errors})
+        if name in interpreted:
+            rows[-1]["interpreter"] = {"passed": interpreted[name][0], "errors": interpreted[name][1]}
+    return rows
+
+
+def steps_of(path):
+    """Return what a training run took and computed, from its metrics file."""
+    content = read_metrics(path)
+    with errors_of(path):
+        summary = content["summary"]
+        row = {key: content[key] for key in ("version", "config", "options")}
+        return row | {key: summary[key] for key in OF_A_RUN}
+
+
+def report(logs, seconds):
+    """Print the report of a machine as JSON, its letters as they are: scrub() looks for names in it."""
+    logs = pathlib.Path(logs)
+    header, *rows = lines_of(sys.stdin)
+    parts = [dict(zip(header, row, strict=True)) for row in rows]
+    for part in parts:
+        log = logs / f"{re.sub('[^0-9A-Za-z]', '_', part['part'])}.txt"
+        if part["outcome"] not in ("ok", "not run") and log.exists():
+            part["last lines"] = [printable(line) for line in log.read_text(errors="replace").splitlines()[-TAIL:]]
+    machine = {key: value for key, value in describe([]).items() if key not in ("command", "host")}
+    machine |= {"text": (logs / "facts.txt").read_text().splitlines()}
+    content = {"format": FORMAT, "machine": machine, "seconds": int(seconds), "parts": parts}
+    content |= {
+        "kernels": compared_kernels(logs),
+        "steps": [steps_of(path) for path in sorted(logs.glob("steps_*.json"))],
+    }
+    benchmark = logs / "benchmark.json"
+    if benchmark.exists():
+        content["operations"] = read_object(benchmark, "result of benchmark_kernels.py")["operations"]
+    print(json.dumps(content, indent=1, ensure_ascii=False))
+
+
+# ---------------------------------------------------------------- the graph
 
 
 def read_losses(path):
@@ -90,7 +181,7 @@ def scrub(folder):
 
 def main(argv):
     """Run one part; return the exit status."""
-    parts = {"facts": facts, "table": table, "graph": graph, "scrub": scrub}
+    parts = {function.__name__: function for function in (facts, table, graph, tests, report, scrub)}
     return run_tool("check_room.sh", lambda: parts[argv[0]](*argv[1:]) or 0)
 
 

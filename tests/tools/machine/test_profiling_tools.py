@@ -24,10 +24,11 @@ from common.machine import environment, gemm_probe
 from common.machine import room as common_room
 from common.profiles import read_profile
 from common.step_parts import GROUPS
-from common.tables import rounded
+from common.tables import markdown_table, rounded
 from common.versions import REPOSITORY, SCRIPTS
 from in_process import refused, restored_settings, run_here
 from kernel_cases import CASES
+from maintain import room_reports
 from marks import slow
 from processes import executable, run_fork
 
@@ -333,6 +334,7 @@ case "$*" in
     *v2.py*--validate-setup)
         [ -z "$ROOM_SOUND" ] || exit 0
         echo Traceback; echo "RuntimeError: $USER at $(hostname) in $HOME/x" >&2; exit 1 ;;
+    *logs/steps_*) for file; do :; done; cp "$ROOM_STEPS" "$file" ;;
     *--metrics-file*)
         for file; do :; done
         case "$*" in *--graph*) loss=$ROOM_LOSS ;; *) loss=2.5 ;; esac
@@ -358,6 +360,7 @@ def checkout(tmp_path_factory):
             executable(folder / f"get_{wrapper}.sh", says)
     shutil.copytree(REPOSITORY / "scripts" / "common", checkout / "scripts" / "common", symlinks=True)
     shutil.copy(REPOSITORY / "scripts" / "check_room.sh", checkout / "scripts")
+    shutil.copy(REPOSITORY / "pyproject.toml", checkout)
     (checkout / "scripts" / "common" / "machine" / "environment.sh").write_text(ROOM_ENVIRONMENT)
     executable(checkout / "python", ROOM_PYTHON.format(python=sys.executable))
     return checkout
@@ -454,6 +457,143 @@ def test_check_room_needs_no_more_than_it_installs(whole_room):
     assert {case.inputs["qkv"].shape[-1] for case in attention} == {64}, (
         "each other width of a head is tuned: 18 compilations"
     )
+
+
+OF_A_RUN = {
+    "version": 4,
+    "config": {},
+    "options": {"use_amp": True},
+    "environment": {},
+    "steps": [],
+    "summary": {
+        "step_ms": {"p25": 1.9, "median": 2.0, "p75": 2.1},
+        "warmup_s": 3.0,
+        "tokens_per_second": 4000.0,
+        "peak_memory_mb": 12.0,
+        "precision": "bfloat16",
+        "graph": {"captured": True},
+        "first_loss": 5.5,
+        "final_loss": 4.25,
+        "parameters": 100,
+        "parameters_trained": 100,
+    },
+}
+RESULTS_OF_TESTS = """<testsuites><testsuite>
+<testcase name="test_outputs_and_gradients[swiglu-rows-torch.float32]"><properties>
+<property name="y" value="1.50e-07" /><property name="dgate" value="{error}" /></properties></testcase>
+<testcase name="test_outputs_and_gradients[swiglu-rows-torch.bfloat16]"><failure message="Wrong"/></testcase>
+<testcase name="test_adamw[torch.float32-False]" /><testcase name="test_tiles"><skipped /></testcase>
+</testsuite></testsuites>"""
+
+
+@pytest.fixture
+def logs(tmp_path):
+    """Return a folder of logs as check_room.sh leaves it on a GPU."""
+    (tmp_path / "facts.txt").write_text("GPU         Toy GPU\n")
+    (tmp_path / "kernels.xml").write_text(RESULTS_OF_TESTS.format(error="2.50e-07"))
+    (tmp_path / "interpreted.xml").write_text(RESULTS_OF_TESTS.format(error="1.25e-07"))
+    (tmp_path / "steps_tiny_llama_v4.json").write_text(json.dumps(OF_A_RUN))
+    (tmp_path / "benchmark.json").write_text('{"operations": [{"operation": "RoPE forward"}]}')
+    (tmp_path / "kernel_tests.txt").write_text("first\n\x1b[31mat fault\n")
+    return tmp_path
+
+
+PARTS = "part|outcome|seconds|last line\nkernel tests|FAILED (1)|3|at fault\ngraph|ok|2|agree\nRoPE|not run|-|no GPU\n"
+
+
+def reported(logs, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "stdin", io.StringIO(PARTS))
+    common_room.report(logs, "75")
+    return json.loads(capsys.readouterr().out)
+
+
+def test_a_report_holds_what_a_record_of_the_machine_needs(logs, monkeypatch, capsys):
+    """Errors of the kernels here and in the interpreter, steps, times, and the log of what failed."""
+    content = reported(logs, monkeypatch, capsys)
+    first, failed, adamw = content["kernels"]
+    assert first["passed"] and first["errors"] == {"y": 1.5e-7, "dgate": 2.5e-7}
+    assert first["interpreter"] == {"passed": True, "errors": {"y": 1.5e-7, "dgate": 1.25e-7}}
+    assert not failed["passed"] and adamw["test"] == "test_adamw[torch.float32-False]"
+    (steps,) = content["steps"]
+    assert steps["step_ms"]["median"] == 2.0 and steps["parameters_trained"] == 100 and steps["version"] == 4
+    assert content["operations"] == [{"operation": "RoPE forward"}] and content["seconds"] == 75
+    assert (
+        content["parts"][0]["last lines"] == ["first", "\\x1b[31mat fault"] and "last lines" not in content["parts"][1]
+    )
+    assert content["machine"].keys() >= {"workshop", "commit", "device", "packages", "text"}
+    assert content["machine"].keys().isdisjoint({"host", "command"})
+    (logs / "kernels.xml").write_text("<testsuites>")
+    monkeypatch.setattr(sys, "stdin", io.StringIO(PARTS))
+    with pytest.raises(Failure, match="kernels.xml is cut off or damaged"):
+        common_room.report(logs, "75")
+
+
+def test_the_interpreter_is_asked_for_the_tests_that_it_can_run(logs, capsys):
+    common_room.tests(logs / "kernels.xml")
+    names = capsys.readouterr().out.splitlines()
+    start = "tests/kernels/test_kernels.py::"
+    assert names == [
+        f"{start}test_outputs_and_gradients[swiglu-rows-torch.float32]",
+        f"{start}test_adamw[torch.float32-False]",
+    ]
+
+
+def test_a_report_becomes_a_row_of_what_was_tested(logs, monkeypatch, capsys, tmp_path):
+    content = reported(logs, monkeypatch, capsys)
+    machine = {"date": "2027-01-02T03:04:05+00:00", "device": "Toy | GPU", "device_type": "cuda", "driver": "6.14"}
+    content["machine"] |= machine | {"runtime": "HIP 7.1", "packages": {"torch": "2.11.0", "triton": "3.6.0"}}
+    file = tmp_path / "room.json"
+    file.write_text(json.dumps(content))
+    monkeypatch.setattr(room_reports, "ROOMS", tmp_path / "rooms")
+    monkeypatch.setattr(room_reports, "REPOSITORY", tmp_path)
+    assert room_reports.main([str(file), "--add"]) == 0
+    told = capsys.readouterr().out
+    assert re.search(r"^swiglu, float32 +1 +0 +2.5e-07 +1.5e-07$", told, re.MULTILINE), told
+    assert re.search(r"^swiglu, bfloat16 +1 +1 +- +-$", told, re.MULTILINE)
+    assert re.search(r"^V4 +graph +2.000 +5.5000 -> 4.2500 +100%$", told, re.MULTILINE)
+    (row,) = room_reports.rows_of_rooms(tmp_path / "rooms")
+    assert row[2] == "driver 6.14, PyTorch 2.11.0, Triton 3.6.0, ROCm 7.1"
+    assert row[3] == "check_room.sh: 1 of 2 parts ok, not kernel tests; on 2027-01-02"
+    assert (tmp_path / "rooms" / "toy-gpu_2027-01-02.json").exists()
+    refused(room_reports.main, [file, "--add"], capsys, "toy-gpu_2027-01-02.json exists already: remove it first")
+    table = markdown_table(["", "platform", "versions", "what"], [row])
+    assert "| Toy \\| GPU |" in table
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("{", "is cut off or damaged"),
+        ("{}", "isn't a report: give the file that check_room.sh --report wrote"),
+        ('{"format": 1, "parts": []}', "is cut off or damaged: it has no 'machine'"),
+    ],
+)
+def test_a_file_that_is_no_report_is_refused(content, said, tmp_path, capsys):
+    (tmp_path / "room.json").write_text(content)
+    refused(room_reports.main, [tmp_path / "room.json"], capsys, said)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("gpu", ["amd", "none"])
+def test_check_room_writes_a_report_without_names(gpu, room, tmp_path):
+    steps = tmp_path / "steps.json"
+    steps.write_text(json.dumps(OF_A_RUN))
+    options = {"ROOM_GPU": gpu, "ROOM_COUNTERS": "exit 0", "ROOM_FACTS": "1", "ROOM_STEPS": str(steps)}
+    result, _, _ = room("--report", "room.json", **options)
+    assert result.returncode == 1 and "room.json holds all that" in result.stdout, result.stderr
+    text = (tmp_path / "room.json").read_text()
+    content = room_reports.read_report(tmp_path / "room.json")
+    outcomes = {part["part"]: part["outcome"] for part in content["parts"]}
+    assert outcomes["steps of tiny_llama_v3"] == "ok" and len(content["steps"]) == 4
+    assert (
+        outcomes["kernels' times"]
+        == outcomes["kernel tests in the interpreter"]
+        == ("ok" if gpu == "amd" else "not run")
+    )
+    (failed,) = (part for part in content["parts"] if "last lines" in part)
+    assert failed["part"] == "set-up check of tiny_llama_v2.py"
+    assert failed["last lines"] == ["Traceback", "RuntimeError: USER at HOST in HOME/x"]
+    assert "jdoe" not in text and os.uname().nodename not in text and str(tmp_path) not in text
 
 
 @pytest.mark.slow
