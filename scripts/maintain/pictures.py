@@ -171,7 +171,7 @@ def draw_falls(axes, found):
     """Draw a bar from the step that each rung builds on to its own. Bars of equal length are equal ratios."""
     (ax,), (column,) = axes, found
     for saved, color in SAVES.items():
-        ax.barh(0, 0, color=color, label=f"saves {saved}")
+        ax.barh(0, 0, color=color, label=f"fewer {saved}")
     for place, rung, times in timed_rungs(column):
         step = column.step_ms(rung.name)
         base = step

@@ -240,6 +240,12 @@ def test_pictures_have_a_text_and_are_small(page):
         assert (page.parent / target).stat().st_size < 100_000
 
 
+@each([page for page in all_pages() if page.parent.name != "slides"])  # slides are white
+def test_every_picture_has_a_dark_twin(page):
+    shown = re.findall(r'<img src="(.+?)\.png"', page.read_text())
+    assert re.findall(r'<source media=.+ srcset="(.+?)_dark\.png">\n<img', page.read_text()) == shown
+
+
 GAINS = {ratio: Gain(ratio, ratio - 0.1, ratio + 0.1, 5, 0.01, None, ratio != 1) for ratio in (0.8, 1, 1.5, 2)}
 SWITCHES = [
     {"switch": "torch-compile", "alone": GAINS[2], "last": GAINS[1.5]},
