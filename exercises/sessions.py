@@ -28,7 +28,7 @@ SESSIONS = {
     ),
     2: (
         "fuse",
-        "Predict the launches and bytes that a fusion saves, then measure.",
+        "Predict the launches and bytes that a fusion removes, then measure.",
         [
             ("version 2", f"{V2}/README.md", 25),
             ("exercise 1, steps 1 to 3", f"{V2}/exercises/exercise_1_fusion_analysis.md", 40),
