@@ -122,4 +122,6 @@ if __name__ == "__main__":
     print("norm: gradients right:", all(error < 1e-6 for error in errors))
     leaves = [x.double().requires_grad_(), w.double().requires_grad_()]
     print("norm: gradcheck in float64:", torch.autograd.gradcheck(norm, leaves))
-    print(f"norm: saves {numbers_saved(norm, *leaves)} numbers, without the Function {numbers_saved(formula, *leaves)}")
+    stored = numbers_saved(norm, *leaves)
+    without = numbers_saved(formula, *leaves)
+    print(f"norm: stores {stored} numbers, without the Function {without}")
