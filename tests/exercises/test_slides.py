@@ -43,6 +43,8 @@ def test_a_deck_has_its_session_s_idea_and_minutes(number):
     assert f"# {front['title']}" in slides[0] and f"**{idea}**" in slides[0]
     (turn,) = (slide for slide in slides if "# Your turn\n" in slide)
     assert [line for line in turn.splitlines() if line.startswith("| [")] == sessions.work_rows(number)
+    for kernel in re.findall(r"check\.py (\d\d)", turn)[:1]:
+        assert re.search(rf"exercises/{kernel}_\w+/exercise\.py", turn), "in which file do they write?"
 
 
 @pytest.mark.parametrize("number", DECKS)
