@@ -10,7 +10,7 @@ import pytest
 
 import analyze_communication
 from common.profiles import Kernel
-from common.versions import REPOSITORY
+from common.versions import REPOSITORY, SCRIPTS
 from conftest import METADATA, event
 from in_process import refused
 from processes import SIZES, environment, executable
@@ -142,6 +142,20 @@ def test_a_job_without_checkpoints_is_not_queued_again(slurm):
     status, output = stopped_at_its_time_limit(slurm, "--metrics-file", "metrics.json")
     assert status != 0 and "requeue" not in (slurm / "log").read_text(), output
     assert json.loads((slurm.parent / "metrics.json").read_text())["summary"]
+
+
+def test_slurm_and_torchrun_receive_their_options(slurm):
+    """Two hosts of four GPUs each: srun starts one torchrun per host, which all meet at the first."""
+    logs = 'printf \' %q\' threads=$OMP_NUM_THREADS srun "$@" >>"$SRUN_LOG"'
+    executable(slurm / "srun", f"#!/bin/bash\n{logs}\n")
+    hosts = {"SLURM_JOB_NUM_NODES": "2", "SLURM_GPUS_ON_NODE": "4", "SLURM_CPUS_PER_TASK": "12", "OMP_NUM_THREADS": ""}
+    ended = submit(slurm, "3", "--metrics-file", "two hosts.json", **hosts)
+    assert ended.returncode == 0, ended.stderr
+    assert (slurm / "log").read_text().splitlines()[-1] == (
+        f" threads=3 srun --cpus-per-task 12 --kill-on-bad-exit=1 {sys.executable} -m torch.distributed.run "
+        f"--nnodes 2 --nproc-per-node 4 --rdzv-backend c10d --rdzv-endpoint localhost:{20000 + int(JOB) % 20000} "
+        f"--rdzv-id {JOB} {SCRIPTS[3]} --metrics-file two\\ hosts.json"
+    )
 
 
 @pytest.mark.parametrize(

@@ -288,10 +288,15 @@ def test_all_profilers_print_their_commands(profilers, tmp_path):
     paths = [str(STUBS / profilers)] if profilers else []
     machine = {"PATH": os.pathsep.join([*paths, os.environ["PATH"]]), "TINY_LLAMA_CPU": "", "STAND_IN_RECORD": ""}
     options = ["--enable-rocm-tools", "--dry-run", "--profile-dir", str(tmp_path / "new"), "--preset", "tiny"]
-    result = call(2, "run_all_profilers.sh", *options, cwd=tmp_path, **machine)
+    result = call(2, "run_all_profilers.sh", *options, "--profile-steps", "4", cwd=tmp_path, **machine)
     assert result.returncode == 0, result.stderr
     lines = result.stdout.splitlines()
-    assert len([line for line in lines if "/run_" in line and line.endswith("--preset tiny")]) == 2
+    assert [line.split("/scripts/")[1] for line in lines if "/run_" in line] == [
+        f"run_pytorch_profiler.py --version 2 --profile-dir {tmp_path}/new/pytorch_profiles "
+        "--generate-report --profile-steps 4 --preset tiny",
+        f"run_deepspeed_flops.py --version 2 --profile-dir {tmp_path}/new/flops_analysis "
+        "--computational-intensity --preset tiny",
+    ]
     assert bool([line for line in lines if line.startswith("nsys profile")]) == bool(profilers)
     assert not {"done", "FAILED"} & {line.split()[0] for line in lines if line} and not list(tmp_path.iterdir())
     assert len([line for line in lines if line.startswith("missing ")]) == (0 if profilers else 5)

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 import types
+from unittest import mock
 
 import pytest
 import torch
@@ -66,6 +67,26 @@ def test_how_a_script_failed_is_said(text, kind, status, said, tmp_path):
     with pytest.raises(Failure, match=said) as caught:
         runs.train(script(tmp_path, text), [])
     assert type(caught.value) is kind and caught.value.status == status
+
+
+@pytest.mark.parametrize(
+    ("processes", "tell", "launcher"),
+    [
+        (1, None, []),
+        (1, print, ["-u"]),
+        (3, None, ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3"]),
+        (3, print, ["-u", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3"]),
+    ],
+)
+def test_a_script_and_torchrun_receive_their_options(processes, tell, launcher, monkeypatch, tmp_path):
+    started = mock.Mock(return_value=mock.Mock(returncode=0))
+    monkeypatch.setattr(runs, "run_process", started)
+    kept = tmp_path / "kept.json"
+    kept.write_text('{"steps": []}')
+    found = runs.train("script.py", ["--lr", "3"], processes, 60, {"A": "1"}, tell, keep=kept)
+    command = [sys.executable, *launcher, "script.py", "--lr", "3", "--metrics-file", str(kept)]
+    started.assert_called_once_with(command, 60, env={"A": "1"}, tell=tell)
+    assert found == {"steps": []}
 
 
 def test_of_several_processes_the_first_that_has_a_reason_tells_it():

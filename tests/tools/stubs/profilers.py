@@ -340,7 +340,7 @@ def rocpd(arguments):
             values.append(word)
     if arguments[:1] != ["convert"] or not all(pathlib.Path(file).is_file() for file in given["-i"]):
         raise Refused(1, f"rocpd: error: no command convert, or not a file: {arguments}")
-    pathlib.Path(given["-d"][0], f"{given['-o'][0]}_results.pftrace").write_bytes(b"\x0a\x02 a")
+    pathlib.Path(given["-d"][0], f"{given['-o'][0]}_results.{given['-f'][0]}").write_bytes(b"\x0a\x02 a")
     return 0
 
 
