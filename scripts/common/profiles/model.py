@@ -179,9 +179,19 @@ def without_times(empty, whole, what):
 # ---------------------------------------------------------------- which GPU, which process
 
 
+def natural(part):
+    """Return the key that sorts processes or GPUs: 999 before 1000, though some are text."""
+    return len(str(part)), str(part)
+
+
+def in_order(places):
+    """Return (process, GPU) pairs sorted by their numbers."""
+    return sorted(places, key=lambda place: [natural(part) for part in place])
+
+
 def labels_of(places):
     """Return {(process, GPU): a name that tells it from the others}; the GPU's number if that is enough."""
-    places = sorted(set(places), key=lambda place: [(len(str(part)), str(part)) for part in place])
+    places = in_order(set(places))
     if len({gpu for _, gpu in places}) == len(places):
         return {place: str(place[1]) for place in places}
     if len({process for process, _ in places}) == len(places):

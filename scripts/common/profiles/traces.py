@@ -28,8 +28,10 @@ from common.profiles.model import (
     Profile,
     checked_kernel,
     early_calls,
+    in_order,
     is_time,
     labels_of,
+    natural,
     overruns,
     without_times,
     without_twins,
@@ -253,11 +255,11 @@ def hosts_of(host, launches):
             count.update(found)
     hosts = {place: count.most_common(1)[0][0] for place, count in votes.items() if count}
     if len(hosts) < len(votes):
-        processes = sorted({event.get("pid") for event in host if event["cat"] == "cpu_op"}, key=str)
+        processes = sorted({event.get("pid") for event in host if event["cat"] == "cpu_op"}, key=natural)
         if len(processes) == 1:
             hosts = dict.fromkeys(votes, processes[0])
         elif len(processes) == len(votes):
-            hosts = dict(zip(sorted(votes, key=str), processes, strict=True))
+            hosts = dict(zip(in_order(votes), processes, strict=True))
     return hosts
 
 

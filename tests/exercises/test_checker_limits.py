@@ -1,0 +1,396 @@
+"""What the checker refuses, at its limits: the element beside a tensor, one byte more than a rank's share."""
+
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from common.measuring.guarded_memory import BAND, between_bands, bits, mark, stray_store
+from common.versions import REPOSITORY
+
+sys.path.insert(0, str(REPOSITORY / "exercises"))
+
+import grading
+import judge
+import one_rank
+import own_kernel
+import ranks
+import strict_interpreter as strict
+
+EXERCISES = {path.name[:2]: path for path in (REPOSITORY / "exercises").glob("[0-9][0-9]_*")}
+
+# ---------------------------------------------------------------- loads, stores and bands
+
+PROGRAMS = (2, 3, 1)
+
+
+def builder(x=0, y=0, z=0, grid=PROGRAMS):
+    return SimpleNamespace(grid_idx=(x, y, z), grid_dim=grid)
+
+
+def watched(is_output=False, dtype=torch.float32):
+    """Return a watch over a tensor of five elements between guard bands, and the tensor."""
+    tensor = between_bands(torch.zeros(5, dtype=dtype))
+    if is_output:
+        bits(tensor).fill_(mark(tensor, strict.UNWRITTEN))
+    watch = strict.Watch(*(({}, {"y": tensor}) if is_output else ({"x": tensor}, {})))
+    watch.start_launch("kernel")
+    return watch, tensor
+
+
+def addresses(tensor, *places):
+    return np.array([tensor.data_ptr() + place * tensor.element_size() for place in places], np.int64)
+
+
+@pytest.mark.parametrize(
+    ("places", "said"),
+    [
+        ((0, 4), None),
+        ((4, 5), "the nearest 1 past the end"),
+        ((6, 9), "the nearest 2 past the end"),
+        ((-1, 0), "the nearest 1 before the start"),
+        ((-3, -2), "the nearest 2 before the start"),
+        ((BAND + 4,), f"the nearest {BAND} past the end"),
+        ((-BAND,), f"the nearest {BAND} before the start"),
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_a_load_of_one_element_beside_a_tensor_is_stray_as_far_as_its_band_reaches(places, said, dtype):
+    watch, tensor = watched(dtype=dtype)
+    watch.check_load(builder(1, 2), addresses(tensor, *places))
+    if said:
+        kind, of, _, sentence = watch.fault
+        assert (kind, of.name) == ("stray load", "x") and said in sentence and "program 1, 2 loads" in sentence
+        assert watch.not_loaded() == ["x"]
+    else:
+        assert watch.fault is None and watch.not_loaded() == []
+
+
+@pytest.mark.parametrize("place", [BAND + 5, -BAND - 1])
+def test_what_lies_beyond_the_band_is_of_another_tensor(place):
+    watch, tensor = watched()
+    watch.check_load(builder(), addresses(tensor, place))
+    assert watch.fault is None and watch.not_loaded() == ["x"]
+
+
+def test_an_update_of_one_element_past_the_end_is_stray():
+    watch, tensor = watched(is_output=True)
+    watch.check_update(builder(), addresses(tensor, 5))
+    assert watch.fault[0] == "stray load" and "updates elements outside the tensor, the nearest 1" in watch.fault[3]
+
+
+@pytest.mark.parametrize("place", [0, 4])
+@pytest.mark.parametrize(
+    ("check", "said"), [("check_load", "reads elements of y"), ("check_update", "adds to elements")]
+)
+def test_one_element_that_nobody_has_written_is_named(place, check, said):
+    watch, tensor = watched(is_output=True)
+    tensor.zero_()
+    getattr(watch, check)(builder(), addresses(tensor, *range(5)))
+    assert watch.unwritten is None
+    bits(tensor)[place] = mark(tensor, strict.UNWRITTEN)
+    getattr(watch, check)(builder(), addresses(tensor, *range(5)))
+    assert said in watch.unwritten
+
+
+def stored(watch, tensor, program, places, values, masks=None):
+    """Store to places of a tensor as a program of the interpreter does."""
+
+    def store(builder, pointers, value, mask, *rest):
+        flat = bits(tensor.as_strided((6,), (1,))).numpy()
+        for place, one, on in zip(places, value.data.view(flat.dtype), mask.data, strict=True):
+            if on:
+                flat[place] = one
+
+    handle = SimpleNamespace
+    masks = np.array(masks or [True] * len(places))
+    pointers = handle(data=addresses(tensor, *places).astype(np.uint64))
+    value = handle(data=np.array(values, np.float32))
+    watch.checked_store(store)(builder(*program), pointers, value, handle(data=masks))
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "values", "races"),
+    [
+        ((0, 0), (0, 0), (1.0, 2.0), False),  # a program may store again, from the same place of its tile
+        ((0, 0), (0, 1), (1.0, 1.0), False),  # of two programs that store the same either may win
+        ((0, 0), (0, 1), (1.0, 2.0), True),
+        ((0, 2), (1, 0), (1.0, 2.0), True),
+    ],
+)
+def test_two_programs_race_for_one_element_if_their_values_differ(first, second, values, races):
+    watch, tensor = watched(is_output=True)
+    stored(watch, tensor, first, [4, 3], [values[0], 7.0])
+    stored(watch, tensor, second, [4], values[1:])
+    assert (watch.fault is not None) is races
+    if races:
+        kind, _, element, sentence = watch.fault
+        assert (kind, element) == ("race", 4) and "stored it twice, with different values" in sentence
+        assert all(f"program {x}, {y}" in sentence for x, y in (first, second))
+
+
+def test_two_places_of_a_tile_race_in_two_stores_too():
+    watch, tensor = watched(is_output=True)
+    stored(watch, tensor, (0, 0), [3, 4], [7.0, 1.0])
+    stored(watch, tensor, (0, 0), [4], [2.0])
+    assert watch.fault[0] == "race" and "program 0, 0 stored it twice" in watch.fault[3]
+
+
+@pytest.mark.parametrize(("values", "races"), [((1.0, 1.0), False), ((1.0, 2.0), True)])
+def test_two_lanes_of_one_store_race_if_their_values_differ(values, races):
+    watch, tensor = watched(is_output=True)
+    stored(watch, tensor, (0, 0), [0, 0], values)
+    assert (watch.fault is not None) is races
+
+
+def test_a_masked_lane_stores_nothing():
+    watch, tensor = watched(is_output=True)
+    stored(watch, tensor, (0, 0), [4, 5], [1.0, 2.0], [True, False])
+    assert watch.fault is None and not watch.stores and stray_store(tensor) is None
+    stored(watch, tensor, (0, 0), [4, 5], [1.0, 2.0])
+    assert list(watch.stores) == [tensor.data_ptr()]
+
+
+@pytest.mark.parametrize(("reader", "races"), [((0, 1), False), ((0, 2), True), ((1, 1), True)])
+def test_one_element_that_another_program_stored_in_this_launch_is_not_there_yet(reader, races):
+    watch, tensor = watched(is_output=True)
+    tensor.zero_()
+    stored(watch, tensor, (0, 1), [4], [1.0])
+    watch.check_load(builder(*reader), addresses(tensor, 3, 4))
+    assert (watch.fault is not None) is races
+    if races:
+        kind, _, element, sentence = watch.fault
+        assert (kind, element) == ("race", 4) and "loads what program 0, 1 stored" in sentence
+    watch.fault = None
+    watch.start_launch("the next kernel")
+    watch.check_load(builder(*reader), addresses(tensor, 3, 4))
+    assert watch.fault is None
+
+
+@pytest.mark.parametrize("grid", [(2, 3, 4), (5, 1, 1), (1, 1, 3)])
+def test_every_program_has_a_number_of_its_own(grid):
+    watch, _ = watched()
+    numbers = [
+        watch.program(builder(x, y, z, grid)) for x in range(grid[0]) for y in range(grid[1]) for z in range(grid[2])
+    ]
+    assert numbers == list(range(len(numbers)))
+
+
+# ---------------------------------------------------------------- a kernel of one's own
+
+
+@pytest.mark.parametrize(("error", "found"), [(0.99e-2, True), (1.01e-2, False)])
+def test_a_result_is_another_one_within_a_percent(error, found):
+    exact = {"y0": torch.arange(4.0), "y1": torch.ones(4)}
+    said = own_kernel.exchanged_with(exact)("y0", torch.ones(4) * (1 + error), {})
+    assert bool(said) is found and (not found or "this is y1" in said)
+
+
+@pytest.mark.parametrize(
+    ("size", "power"), [(1, True), (2, True), (0, False), (-2, False), (3, False), (64, True), (65, False)]
+)
+def test_a_power_of_two(size, power):
+    assert own_kernel.is_power_of_two(size) is power
+
+
+@pytest.mark.parametrize(
+    ("sizes", "passed", "told"),
+    [
+        ({"C": 5}, [{"C": 4}], True),
+        ({"C": 8}, [{"C": 4}], False),  # a power of two is wrong too
+        ({"C": 5}, [{"C": 4}, {"C": 6}], False),  # or another size is right
+        ({"C": 5}, [], False),
+    ],
+)
+def test_a_neutral_element_is_suspected_where_sizes_below_a_power_of_two_alone_are_wrong(sizes, passed, told):
+    found = own_kernel.add_neutral_element(judge.Wrong("value", "y", "y is wrong"), sizes, passed)
+    assert ("do masked elements enter" in str(found)) is told
+
+
+def test_the_first_two_cases_are_called_in_all_layouts():
+    inputs = {"x": torch.ones(2, 3)}
+    task = SimpleNamespace(gradients=None, contiguous=False)
+    counts = [len(own_kernel.ways_of(task, inputs, number)) for number in range(3)]
+    assert counts[0] == counts[1] > 1 == counts[2]
+
+
+# ---------------------------------------------------------------- ranks
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "meet"), [((0, 4), (4, 8), False), ((0, 5), (4, 8), True), ((7, 8), (4, 8), True)]
+)
+def test_parts_that_touch_do_not_overlap(first, second, meet):
+    x = torch.zeros(8)
+    assert one_rank.overlap(x[slice(*first)], x[slice(*second)]) is meet
+    assert one_rank.overlap(x[slice(*second)], x[slice(*first)]) is meet
+
+
+def finished(number, monkeypatch, records, **replaced):
+    """Call what an exercise checks after its last case, on these records."""
+    task = grading.load_task(EXERCISES[number])
+    monkeypatch.setattr(ranks, "recorded", [records])
+    for name, value in replaced.items():
+        monkeypatch.setitem(task.then.__globals__, name, value)
+    return task, lambda: task.then(None, "")
+
+
+def record(sent=0, calls=0, whole=0, **results):
+    made = [SimpleNamespace(collective=False, sends=True, name="isend", whole=whole)] * calls
+    return SimpleNamespace(calls=made, sent_bytes=lambda size: sent, results=results)
+
+
+def raises(check, kind, said):
+    with pytest.raises(judge.Wrong, match=said) as caught:
+        check()
+    assert caught.value.kind == kind
+
+
+def test_a_rank_of_the_ring_sends_its_share_and_no_byte_more(monkeypatch):
+    """Of 1200 floats on four ranks; the last rank decides."""
+    simulated = {"simulate": lambda records: SimpleNamespace(total=1.0)}
+    assert "1.5 times the tensor" in finished("25", monkeypatch, [record(7200, 6)] * 4, **simulated)[1]()
+    for calls, said in ((6, "rank 3 .* send parts, not the whole"), (7, "each half takes one step fewer")):
+        records = [record(7200, 6)] * 3 + [record(7201, calls)]
+        raises(finished("25", monkeypatch, records, **simulated)[1], "bytes", said)
+
+
+@pytest.mark.parametrize(("exposed", "wrong"), [(1.0, False), (1.001, True)])
+def test_one_and_a_half_buckets_a_step_may_be_exposed(exposed, wrong, monkeypatch):
+    """Of buckets that take 10 us each."""
+    sizes = grading.load_task(EXERCISES["26"]).cases["many buckets"]
+    buckets = sizes["steps"] * ((sizes["L"] + 1) // 2)
+    spans = [(0.0, 5.0), (5.0, 15.0)]
+    found = SimpleNamespace(network=spans, exposed=exposed * 1.5 * sizes["steps"] * 10, communication=1e3, total=1.0)
+    found.picture = lambda: ""
+    stubs = {"simulate": lambda records: found, "describe_exposed": lambda records: ""}
+    _, check = finished("26", monkeypatch, [record(calls=buckets)] * 2, **stubs)
+    if wrong:
+        raises(check, "exposed", "only a step's last bucket has nothing to hide behind, 10 us")
+    else:
+        assert "of the communication is hidden" in check()
+    for calls in (buckets - 1, buckets + 1):
+        _, check = finished("26", monkeypatch, [record(calls=buckets), record(calls=calls)], **stubs)
+        raises(check, "count", f"rank 1 makes {calls} calls")
+
+
+def test_a_rank_keeps_and_sends_its_share_of_the_optimizer_and_no_byte_more(monkeypatch):
+    """Of 4000 weights on four ranks in three steps."""
+    share, sent = 2 * 4000 * 4 // 4, 3 * 4 * 4000 * 3 // 2
+    sound = record(sent, 6, state_bytes=share)
+    assert f"keeps {share:,} bytes" in finished("28", monkeypatch, [sound] * 4)[1]()
+    larger = record(sent, 6, state_bytes=share + 1)
+    raises(finished("28", monkeypatch, [sound] * 3 + [larger])[1], "state", f"rank 3 keeps {share + 1:,}|rank 3 keeps")
+    raises(finished("28", monkeypatch, [sound] * 3 + [record(sent + 1, 6, state_bytes=share)])[1], "bytes", "each step")
+
+
+def test_two_all_reduces_are_enough(monkeypatch):
+    task = grading.load_task(EXERCISES["29"])
+    sizes = task.cases["four ranks, many rows"]
+    whole = 4 * sizes["rows"] * sizes["C"]
+    stub = {"simulate": lambda records: SimpleNamespace(picture=lambda: "")}
+    sound = record(0, 2, whole)
+    assert "bytes of weights" in finished("29", monkeypatch, [sound] * 4, **stub)[1]()
+    for wrong in (record(0, 3, 1), record(0, 2, whole + 1)):
+        raises(finished("29", monkeypatch, [sound] * 3 + [wrong], **stub)[1], "count", "rank 3 makes")
+
+
+# ---------------------------------------------------------------- tiles and memory
+
+
+@pytest.mark.parametrize(
+    ("tile", "registers", "spills", "shared", "said"),
+    [
+        ((128, 64, 16, 1), 128, 0, 65536, None),
+        ((128, 64, 16, 1), 128, 0, 65537, "it needs 65,537 bytes of LDS, but a program can have only 65,536"),
+        ((128, 64, 16, 1), 128, 1, 0, "it spills 1 registers"),
+    ],
+)
+def test_a_tile_may_take_all_of_the_target_and_no_byte_more(tile, registers, spills, shared, said):
+    find = grading.load_task(EXERCISES["12"]).then.__globals__["find_tile_fault"]
+    found = find(tile, registers, spills, shared)
+    assert found == said if said is None else said in found
+
+
+def test_a_tile_owns_enough_queries_and_leaves_enough_waves():
+    inside = grading.load_task(EXERCISES["12"]).then.__globals__
+    find, queries, waves = (inside[name] for name in ("find_tile_fault", "LEAST_QUERIES", "LEAST_WAVES"))
+    registers = 512 // waves
+    assert find((queries, 64, 4, 1), registers, 0, 0) is None
+    assert "it must own at least" in find((queries // 2, 64, 4, 1), registers, 0, 0)
+    assert f"it takes {waves}" in find((queries, 64, 4, 1), registers + 1, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("tile", "taken"),
+    [
+        ((16, 16, 1, 1), True),
+        ((8, 16, 1, 1), False),
+        ((16, 8, 1, 1), False),
+        ((16, 16, 0, 1), False),
+        ((16, 16, 3, 1), False),
+    ],
+)
+def test_the_sides_of_a_tile_are_powers_of_two_of_16_or_more(tile, taken, monkeypatch):
+    task = grading.load_task(EXERCISES["12"])
+    monkeypatch.setitem(task.then.__globals__, "compiled", lambda *tile: "is compiled")
+    raises(lambda: task.then(SimpleNamespace(TILE=tile), ""), "tile", "it is compiled" if taken else "TILE must be")
+
+
+@pytest.mark.parametrize(("more", "said"), [(-1, None), (0, "the whole logits exist")])
+def test_no_tensor_is_as_large_as_the_logits(more, said, monkeypatch):
+    """Of 8 chunks of four rows and three rows more, with a vocabulary of 256."""
+    whole, most = 4 * 35 * 256, 4 * 4 * 4 * 256 + 4 * 4 * 256 * 2
+    check_memory(monkeypatch, whole + more, most, said)
+
+
+@pytest.mark.parametrize(("more", "said"), [(0, None), (1, "the logits of earlier chunks are kept")])
+def test_four_chunks_and_four_times_the_gradient_may_be_alive(more, said, monkeypatch):
+    check_memory(monkeypatch, 0, 4 * 4 * 4 * 256 + 4 * 4 * 256 * 2 + more, said)
+
+
+def check_memory(monkeypatch, largest, peak, said):
+    task = grading.load_task(EXERCISES["23"])
+
+    class Meter:
+        def __init__(self, *known):
+            self.largest, self.peak = largest, peak
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            pass
+
+    loss = SimpleNamespace(apply=lambda x, w, labels: x.sum())
+    module = SimpleNamespace(CHUNK=4, BLOCK=16, LinearCrossEntropy=loss)
+    monkeypatch.setitem(task.then.__globals__, "MemoryMeter", Meter)
+    if said:
+        raises(lambda: task.then(module, ""), "memory", said)
+    else:
+        assert f"it allocates at most {peak:,}" in task.then(module, "")
+
+
+@pytest.mark.parametrize(("noise", "named"), [(0.99e-3, True), (1.01e-3, False)])
+def test_one_row_that_counts_twice_is_named_if_it_explains_all_but_a_thousandth(noise, named):
+    """The last row of four. What is left over lies in no row's direction."""
+    explain = grading.load_task(EXERCISES["24"]).explain
+    generator = torch.Generator().manual_seed(0)
+    dy = torch.randn(8, 4, generator=generator, dtype=torch.float64)
+    got = dy.sum(1) + dy[:, 3]
+    rest = torch.randn(8, generator=generator, dtype=torch.float64)
+    rest -= dy @ torch.linalg.lstsq(dy, rest[:, None]).solution.flatten()
+    wrong = got + noise * got.norm() * rest / rest.norm()
+    said = explain("db", wrong, {"x": torch.randn(4, 8, generator=generator), "dy": dy, "eps": 1e-6})
+    assert bool(said) is named and (not named or "row 3 (2 times)" in said)
+
+
+@pytest.mark.parametrize(("offset", "told"), [(10.1, True), (9.9, False)])
+def test_a_mean_ten_times_the_deviation_loses_digits(offset, told):
+    """In every row."""
+    explain = grading.load_task(EXERCISES["24"]).explain
+    x = torch.tensor([[-1.0, 0.0, 1.0], [-1.0, 0.0, 1.0]]) + torch.tensor([[11.0], [offset]])
+    said = explain("y", x, {"x": x, "dy": torch.ones(3, 2)})
+    assert bool(said) is told
