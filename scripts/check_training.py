@@ -2076,8 +2076,10 @@ def findings_on(facts, kind, text, group, *details, warning=False):
     if not group:
         return []
     names = [record.name for record in group]
-    count = f"{len(group)} of {len(facts.live)}" if set(group) <= set(facts.live) else f"{len(group)}"
-    return [Finding(kind, f"{text}: {count} tensors", names, [folded(names), *details], warning)]
+    count = counted(len(group), "tensor")
+    if set(group) <= set(facts.live):
+        count = f"{len(group)} of {len(facts.live)} tensors"
+    return [Finding(kind, f"{text}: {count}", names, [folded(names), *details], warning)]
 
 
 def fate_findings(facts):
@@ -2241,7 +2243,7 @@ def mistakes_in_the_model(facts):
         names = {module: name for record in facts.live for module, name in record.owners.items()}
         for root in facts.watch.models.roots.values():
             names |= {module: clean(name) for name, module in root.model.named_modules()}
-        text = f"in evaluation mode in every training forward: {len(asleep)} modules"
+        text = f"in evaluation mode in every training forward: {counted(len(asleep), 'module')}"
         found.append(Finding("eval_mode", text, details=[with_classes(asleep, names)]))
     return found
 
@@ -2348,9 +2350,16 @@ def loss_findings(watch, rows):
     if not dead:
         return []
     lines = dict.fromkeys(f"{place}: cut by {listed(dict.fromkeys(texts))}" for (_, place), texts in dead.items())
-    text = f"a term of the loss trains nothing, although it depends on parameters that train: {len(dead)} terms"
+    text = "a term of the loss trains nothing, although it depends on parameters that train"
+    if len(dead) > 1:
+        text = f"{len(dead)} terms of the loss train nothing, although they depend on parameters that train"
     places = list(dict.fromkeys(place for _, place in dead))
     return [Finding("dead_term", text, places, list(lines))]
+
+
+def counted(number, noun):
+    """Return a number and its noun, in the plural unless it is 1."""
+    return f"{number:,} {noun}" + "s" * (number != 1)
 
 
 def listed(texts, most=5):
@@ -2545,7 +2554,7 @@ def causal_findings(facts, rows):
             if moved:
                 text = f"not causal: the last token changes {moved} outputs of earlier positions"
                 found.append(Finding("causal", text))
-    rows["causal"] = f"{asked} calls asked"
+    rows["causal"] = f"{counted(asked, 'call')} asked"
     if not asked:
         facts.untested.append("causality: no call with integer tokens [B, T] and an output [B, T, ...] can be repeated")
     return found
@@ -2910,7 +2919,7 @@ def apart_findings(weights):
         values = [others.get(name) for others in weights]
         if None not in values and len({start for start, _ in values}) == 1 and len(set(values)) > 1:
             apart.append(name)
-    text = f"equal in all processes at the start, but no longer: {len(apart)} tensors"
+    text = f"equal in all processes at the start, but no longer: {counted(len(apart), 'tensor')}"
     details = [folded(apart), "their gradients are not averaged, as if DDP's .module were called"]
     return [Finding("apart", text, apart, details)] if apart else []
 
@@ -2970,10 +2979,10 @@ def describe(facts):
     """Return the report's rows on parameters, gradients, optimizers and loss."""
     watch = facts.watch
     size = sum(record.param.numel() for record in facts.live)
-    rows = {"parameters": f"{len(facts.live)} tensors to train, {size:,} elements"}
+    rows = {"parameters": f"{counted(len(facts.live), 'tensor')} to train, {counted(size, 'element')}"}
     frozen = facts.of("frozen")
     if frozen:
-        rows["frozen"] = f"{len(frozen)} tensors: {short(frozen)}"
+        rows["frozen"] = f"{counted(len(frozen), 'tensor')}: {short(frozen)}"
     places = [list(dict.fromkeys(record.owners.values())) for record in facts.live]
     tied = [" = ".join(names) for names in places if len(names) > 1]
     if tied:
@@ -2983,14 +2992,16 @@ def describe(facts):
     rows["gradient"] = f"{len(trained)} of {len(facts.live)} tensors, {percent:.4g} % of the elements"
     kinds = ", ".join(sorted({type(optimizer).__name__ for optimizer in watch.optimizers.known}))
     stepped = [record for record in facts.live if id(record.param) in facts.stepped]
-    rows["optimizer"] = f"{kinds}: {len(stepped)} tensors, {sum(record.changed for record in stepped)} changed"
+    rows["optimizer"] = (
+        f"{kinds}: {counted(len(stepped), 'tensor')}, {sum(record.changed for record in stepped)} changed"
+    )
     between = [record for record in stepped if record.changed_between and not record.put_back]
     if between:
         rows["optimizer"] += f"; {len(between)} change between its steps too: {short(between)}"
     if facts.old:
         rows["optimizer"] += f"; {len(facts.old)} more that the loss does not use"
     if watch.optimizers.skipped:
-        rows["optimizer"] += f"; the gradient scaler skipped {watch.optimizers.skipped} steps"
+        rows["optimizer"] += f"; the gradient scaler skipped {counted(watch.optimizers.skipped, 'step')}"
     losses = losses_of(watch)
     rows["loss"] = f"{losses[0]:.4f} -> {losses[-1]:.4f}" if losses else "not seen"
     if watch.hidden.scaled:

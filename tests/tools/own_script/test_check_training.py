@@ -226,7 +226,7 @@ def test_a_step_that_the_gradient_scaler_skips_is_no_fault(check, write):
     """The scaler tells a fused optimizer, whose step runs and changes nothing."""
     status, report, printed = check(write(OVERFLOW))
     assert (status, kinds(report)) == (0, []), printed
-    assert report["rows"]["optimizer"].endswith("; the gradient scaler skipped 1 steps")
+    assert report["rows"]["optimizer"].endswith("; the gradient scaler skipped 1 step")
 
 
 @pytest.mark.parametrize(
@@ -235,7 +235,7 @@ def test_a_step_that_the_gradient_scaler_skips_is_no_fault(check, write):
         (
             "True",
             1,
-            "the gradient scaler skipped every step of AdamW, because of NaN or infinity in gradients: 1 tensors",
+            "the gradient scaler skipped every step of AdamW, because of NaN or infinity in gradients: 1 tensor",
         ),
         ("False", 2, "NaN or infinity in all gradients of weight, and a gradient scaler skips such steps"),
     ],
@@ -636,6 +636,26 @@ def test_a_term_of_the_loss_that_trains_nothing_is_found(check, write, term):
     (detail,) = report["findings"][0]["details"]
     place = re.fullmatch(rf"script.py, line (\d+): cut by {DEAD_TERMS[term]} at script.py, line (\d+)", detail)
     assert place and {int(number) for number in place.groups()} <= set(lines), printed
+
+
+@pytest.mark.parametrize(
+    ("lines", "text"),
+    [
+        ((7,), "a term of the loss trains nothing, although it depends on parameters that train"),
+        ((7, 8), "2 terms of the loss train nothing, although they depend on parameters that train"),
+    ],
+)
+def test_terms_of_the_loss_are_counted(lines, text):
+    dead = {((number,), f"train.py, line {number}"): ["detach at train.py, line 3"] for number in lines}
+    traced = SimpleNamespace(cuts=[], live=set(), dead=dead)
+    watch = SimpleNamespace(follow=SimpleNamespace(passes=[traced, traced]))
+    (finding,) = check_training.loss_findings(watch, {})
+    assert finding.text == text and len(finding.details) == len(lines)
+
+
+@pytest.mark.parametrize(("number", "words"), [(0, "0 steps"), (1, "1 step"), (2, "2 steps"), (1000, "1,000 steps")])
+def test_one_is_singular(number, words):
+    assert check_training.counted(number, "step") == words
 
 
 def test_what_a_term_was_computed_from_is_not_kept(check, write):
@@ -1204,7 +1224,7 @@ def test_a_token_that_sees_those_after_it_is_found_on_request(check, write, caus
     script = write(HEAD + CAUSAL.replace("CAUSAL", str(causal)))
     status, report, printed = check(script, options=["--causal", "--no-slopes"])
     assert status == (not causal) and kinds(report) == ["causal"] * (not causal), printed
-    assert report["rows"]["causal"] == "1 calls asked"
+    assert report["rows"]["causal"] == "1 call asked"
 
 
 def test_causality_of_what_has_no_tokens_is_not_observable(check, write):
