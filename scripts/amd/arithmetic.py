@@ -4,6 +4,7 @@ Results are rounded as the ISA documents say. exp, log, reciprocal and square ro
 last bit may differ; denormal inputs and results of these are zero, as in hardware.
 """
 
+import dataclasses
 from fractions import Fraction
 
 import numpy as np
@@ -104,12 +105,15 @@ def cosine(x):
     return sine(x, np.cos)
 
 
-def fma64(a, b, c):
-    """Return a · b + c of float64, rounded once: computed with fractions, one number after another."""
-    a, b, c = np.broadcast_arrays(a, b, c)
-    total = np.array(a * b + c)
+def fma64(a, b, c, scale=1.0):
+    """Return (a · b + c) · scale of float64, rounded once: computed with fractions, one number after another.
+
+    scale: a power of two.
+    """
+    a, b, c, scale = np.broadcast_arrays(a, b, c, scale)
+    total = np.array((a * b + c) * scale)
     for i in np.nonzero(np.isfinite(a) & np.isfinite(b) & np.isfinite(c))[0]:
-        exact = Fraction(float(a[i])) * Fraction(float(b[i])) + Fraction(float(c[i]))
+        exact = (Fraction(float(a[i])) * Fraction(float(b[i])) + Fraction(float(c[i]))) * Fraction(float(scale[i]))
         if exact:  # a zero's sign is that of the rounded sum
             try:
                 total[i] = float(exact)
@@ -128,6 +132,19 @@ def to_integer(x, kind):
     """Convert to an integer: truncate, saturate, and make NaN 0."""
     limits = np.iinfo(kind)
     return np.nan_to_num(np.clip(np.trunc(np.asarray(x, F64)), limits.min, limits.max), nan=0).astype(kind)
+
+
+def classes(x):
+    """Return the class of each float: the number of its bit in the mask of v_cmp_class.
+
+    0 and 1 are NaN that signal and that are quiet. 2 to 5 are -inf, negative normal and denormal numbers and -0; 6 to
+    9 are the positive ones, from 0 to inf.
+    """
+    quiet_bit = np.finfo(x.dtype).nmant - 1
+    is_quiet = x.view(f"u{x.dtype.itemsize}") >> quiet_bit & 1 == 1
+    size = np.abs(x)
+    rank = np.select([size == np.inf, size >= np.finfo(x.dtype).tiny, size > 0], [3, 2, 1], 0)  # zero: 0
+    return np.where(np.isnan(x), np.where(is_quiet, 1, 0), np.where(np.signbit(x), 5 - rank, 6 + rank))
 
 
 def bfloat16_bits(x):
@@ -190,36 +207,70 @@ def pack(low, high):
 # ---------------------------------------------------------------- division: n / d without a divide instruction
 
 
+@dataclasses.dataclass(frozen=True)
+class Division:
+    """Hold what the steps of a division depend on, of float32 or float64."""
+
+    bits: type  # unsigned integers of the same size
+    exponent_bits: int
+    fraction_bits: int
+    smallest_normal: float
+    scale: float
+    far: int  # n / d is so large that its steps may overflow if the exponents differ by this
+    tiny: int  # so small an exponent field makes n tiny
+    underflow: int  # n / d is zero if the exponents differ by less
+
+
+DIVISIONS = {
+    np.dtype(F32): Division(U32, 8, 23, SMALLEST_NORMAL, 2.0**64, far=96, tiny=23, underflow=-150),
+    np.dtype(F64): Division(U64, 11, 52, 2.0**-1022, 2.0**128, far=768, tiny=53, underflow=-1075),
+}
+
+
 def exponent(x):
-    """Return the exponent field of float32."""
-    return (np.asarray(x, F32).view(U32) >> U32(23) & U32(255)).astype(np.int64)
+    """Return the exponent field of float32 or float64."""
+    form = DIVISIONS[x.dtype]
+    field = x.view(form.bits) >> form.bits(form.fraction_bits) & form.bits((1 << form.exponent_bits) - 1)
+    return field.astype(np.int64)
 
 
-def is_denormal(x):
-    return (np.abs(x) < SMALLEST_NORMAL) & (x != 0)
+def is_denormal(x, smallest_normal=SMALLEST_NORMAL):
+    return (np.abs(x) < smallest_normal) & (x != 0)
+
+
+def quotient_is_denormal(n, d, smallest_normal):
+    """Return where the exact n / d is denormal; n is not zero."""
+    n_fraction, n_exponent = np.frexp(np.abs(n))
+    d_fraction, d_exponent = np.frexp(np.abs(d))
+    least = np.frexp(smallest_normal)[1] - 1
+    difference = n_exponent - d_exponent
+    is_small = (difference < least) | (difference == least) & (n_fraction < d_fraction)
+    return is_small & np.isfinite(n) & np.isfinite(d)
 
 
 def div_scale(x, d, n):
     """Return x (which is d or n) scaled so that the steps of a division neither overflow nor underflow, and a flag.
 
     The flag says that div_fmas must scale the quotient back. The documents scale d by 2^64 where both 1 / d and n / d
-    are denormal; then the quotient would be NaN. Here it is 2^-64, with which all quotients are right.
+    are denormal; then the quotient would be NaN. Here it is 2^-64, with which all quotients are right. Of float64, the
+    scale is 2^128.
     """
     x, d, n = np.broadcast_arrays(x, d, n)
-    up = x * F32(2.0**64)
-    down = x * F32(2.0**-64)
-    is_d = x.view(U32) == d.view(U32)
-    is_n = x.view(U32) == n.view(U32)
-    inverse = 1 / d.astype(F64)
-    quotient = n.astype(F64) / d
+    form = DIVISIONS[x.dtype]
+    up = x * x.dtype.type(form.scale)
+    down = x * x.dtype.type(1 / form.scale)
+    is_d = x.view(form.bits) == d.view(form.bits)
+    is_n = x.view(form.bits) == n.view(form.bits)
+    inverse_is_denormal = quotient_is_denormal(np.ones_like(d), d, form.smallest_normal)
+    result_is_denormal = quotient_is_denormal(n, d, form.smallest_normal)
     cases = [  # condition, value, flag; the first that holds counts
         ((n == 0) | (d == 0), np.full_like(x, np.nan), False),
-        (exponent(n) - exponent(d) >= 96, np.where(is_d, up, x), True),
-        (is_denormal(d), up, False),
-        (is_denormal(inverse) & is_denormal(quotient), np.where(is_d, down, x), True),
-        (is_denormal(inverse), down, False),
-        (is_denormal(quotient), np.where(is_n, up, x), True),
-        (exponent(n) <= 23, up, False),
+        (exponent(n) - exponent(d) >= form.far, np.where(is_d, up, x), True),
+        (is_denormal(d, form.smallest_normal), up, False),
+        (inverse_is_denormal & result_is_denormal, np.where(is_d, down, x), True),
+        (inverse_is_denormal, down, False),
+        (result_is_denormal, np.where(is_n, up, x), True),
+        (exponent(n) <= form.tiny, up, False),
     ]
     conditions = [condition for condition, _, _ in cases]
     values = [value for _, value, _ in cases]
@@ -229,28 +280,37 @@ def div_scale(x, d, n):
 
 def div_fmas(a, b, c, flag):
     """Return a · b + c, scaled back where the flag says so, rounded once."""
-    total = odd_sum(np.asarray(a, F64) * b, np.asarray(c, F64))
-    back = np.where(exponent(c) > 127, 2.0**64, 2.0**-64)
-    return np.where(flag, total * back, total).astype(F32)
+    a, b, c, flag = np.broadcast_arrays(a, b, c, flag)
+    form = DIVISIONS[c.dtype]
+    is_large = exponent(c) >= 1 << (form.exponent_bits - 1)
+    back = np.where(flag, np.where(is_large, form.scale, 1 / form.scale), 1.0)
+    if c.dtype == F64:
+        return fma64(a, b, c, back)
+    return (odd_sum(np.asarray(a, F64) * b, np.asarray(c, F64)) * back).astype(F32)
 
 
 def div_fixup(q, d, n):
     """Return the quotient q of n / d, with the special cases that the steps before do not compute.
 
-    The documents do not say so, but a quotient of ordinary numbers that is NaN has overflowed.
+    The documents do not say so, but a quotient of ordinary numbers that is NaN has overflowed. Those of float16 are
+    computed in float32, which their steps never leave.
     """
     q, d, n = np.broadcast_arrays(q, d, n)
-    negative = np.signbit(d) ^ np.signbit(n)
+    number = q.dtype.type
     cases = [
-        (np.isnan(n) | np.isnan(d), F32(np.nan)),
-        ((d == 0) & (n == 0) | np.isinf(d) & np.isinf(n), F32(np.nan)),
-        ((d == 0) | np.isinf(n), F32(np.inf)),
-        (np.isinf(d) | (n == 0), F32(0)),
-        (exponent(n) - exponent(d) < -150, F32(0)),
-        (np.isnan(q), F32(np.inf)),
+        (np.isnan(n) | np.isnan(d), np.nan),
+        ((d == 0) & (n == 0) | np.isinf(d) & np.isinf(n), np.nan),
+        ((d == 0) | np.isinf(n), np.inf),
+        (np.isinf(d) | (n == 0), 0),
     ]
-    magnitude = np.select([condition for condition, _ in cases], [value for _, value in cases], np.abs(q))
-    return np.where(negative, -magnitude, magnitude).astype(F32)
+    if form := DIVISIONS.get(q.dtype):
+        cases += [
+            (exponent(n) - exponent(d) < form.underflow, 0),
+            (np.isnan(q), np.inf),
+        ]
+    magnitude = np.select([condition for condition, _ in cases], [number(value) for _, value in cases], np.abs(q))
+    negative = np.signbit(d) ^ np.signbit(n)
+    return np.where(negative, -magnitude, magnitude).astype(number)
 
 
 # ---------------------------------------------------------------- bits and bytes

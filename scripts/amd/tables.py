@@ -75,6 +75,14 @@ v_floor_f32        | f32 -> f32           | np.floor(a)
 v_ceil_f32         | f32 -> f32           | np.ceil(a)
 v_trunc_f32        | f32 -> f32           | np.trunc(a)
 v_fract_f32        | f32 -> f32           | a - np.floor(a)
+v_rcp_f64          | f64 -> f64           | 1 / a
+v_rsq_f64          | f64 -> f64           | 1 / np.sqrt(a)
+v_sqrt_f64         | f64 -> f64           | np.sqrt(a)
+v_rndne_f64        | f64 -> f64           | np.rint(a)
+v_floor_f64        | f64 -> f64           | np.floor(a)
+v_ceil_f64         | f64 -> f64           | np.ceil(a)
+v_trunc_f64        | f64 -> f64           | np.trunc(a)
+v_fract_f64        | f64 -> f64           | a - np.floor(a)
 v_cvt_f32_i32      | i32 -> f32           | f32(a)
 v_cvt_f32_u32      | u32 -> f32           | f32(a)
 v_cvt_u32_f32      | f32 -> u32           | to_integer(a, U32)
@@ -108,6 +116,8 @@ v_sin_f32          | f32 -> f32           | sine(a)
 v_cos_f32          | f32 -> f32           | cosine(a)
 v_frexp_mant_f32   | f32 -> f32           | np.frexp(a)[0]
 v_frexp_exp_i32_f32| f32 -> i32           | np.where(np.isfinite(a), np.frexp(a)[1], 0)
+v_frexp_mant_f64   | f64 -> f64           | np.frexp(a)[0]
+v_frexp_exp_i32_f64| f64 -> i32           | np.where(np.isfinite(a), np.frexp(a)[1], 0)
 v_ffbh_u32         | u32 -> u32           | leading_zeros(a)
 v_clz_i32_u32      | u32 -> u32           | leading_zeros(a)
 v_ffbh_i32         | u32 -> u32           | leading_zeros(a ^ u32(signed(a) >> 31))
@@ -192,6 +202,8 @@ v_max3_f16         | f16 f16 f16 -> f16   | maximum(maximum(a, b), c)
 v_min3_f16         | f16 f16 f16 -> f16   | minimum(minimum(a, b), c)
 v_max3_num_f16     | f16 f16 f16 -> f16   | maximum(maximum(a, b), c)
 v_min3_num_f16     | f16 f16 f16 -> f16   | minimum(minimum(a, b), c)
+v_maximum3_f16     | f16 f16 f16 -> f16   | np.maximum(np.maximum(a, b), c)
+v_minimum3_f16     | f16 f16 f16 -> f16   | np.minimum(np.minimum(a, b), c)
 v_add_f64          | f64 f64 -> f64       | a + b
 v_mul_f64          | f64 f64 -> f64       | a * b
 v_max3_f32         | f32 f32 f32 -> f32   | maximum(maximum(a, b), c)
@@ -224,8 +236,17 @@ v_max3_u32         | u32 u32 u32 -> u32   | maximum(maximum(a, b), c)
 v_min3_u32         | u32 u32 u32 -> u32   | minimum(minimum(a, b), c)
 v_med3_i32         | i32 i32 i32 -> i32   | median(a, b, c)
 v_med3_u32         | u32 u32 u32 -> u32   | median(a, b, c)
+v_max3_i16         | i16 i16 i16 -> i16   | maximum(maximum(a, b), c)
+v_min3_i16         | i16 i16 i16 -> i16   | minimum(minimum(a, b), c)
+v_max3_u16         | u16 u16 u16 -> u16   | maximum(maximum(a, b), c)
+v_min3_u16         | u16 u16 u16 -> u16   | minimum(minimum(a, b), c)
+v_med3_i16         | i16 i16 i16 -> i16   | median(a, b, c)
+v_med3_u16         | u16 u16 u16 -> u16   | median(a, b, c)
 v_ldexp_f32        | f32 i32 -> f32       | ldexp(a, b)
+v_ldexp_f64        | f64 i32 -> f64       | np.ldexp(a, b)
 v_div_fixup_f32    | f32 f32 f32 -> f32   | div_fixup(a, b, c)
+v_div_fixup_f64    | f64 f64 f64 -> f64   | div_fixup(a, b, c)
+v_div_fixup_f16    | f16 f16 f16 -> f16   | div_fixup(a, b, c)
 v_dot2_f32_f16     | u32 u32 f32 -> f32   | dot2(a, b, c)
 v_dot2_f32_bf16    | u32 u32 f32 -> f32   | dot2_bfloat16(a, b, c)
 v_dot2_f16_f16     | u32 u32 f16 -> f16   | f16(dot2(a, b, c))
@@ -267,6 +288,9 @@ v_pack_b32_f16     | u16 u16 -> u32       | pack(u32(a), u32(b))
 v_cvt_pk_bf16_f32  | f32 f32 -> u32       | pack(bfloat16_bits(a), bfloat16_bits(b))
 v_cvt_pk_f16_f32   | f32 f32 -> u32       | pack(half_bits(a), half_bits(b))
 v_mad_u16          | u16 u16 u16 -> u16   | a * b + c
+v_mad_i16          | i16 i16 i16 -> i16   | a * b + c
+v_mad_legacy_u16   | u16 u16 u16 -> u16   | a * b + c
+v_mad_legacy_i16   | i16 i16 i16 -> i16   | a * b + c
 v_add_nc_u16       | u16 u16 -> u16       | a + b
 v_sub_nc_u16       | u16 u16 -> u16       | a - b
 v_and_b16          | u16 u16 -> u16       | a & b
@@ -300,14 +324,14 @@ CLEARS_UPPER_HALF = frozenset(
     "v_add_f16 v_sub_f16 v_subrev_f16 v_mul_f16 v_max_f16 v_min_f16 v_cvt_f16_f32 v_add_u16 v_sub_u16 v_subrev_u16 "
     "v_mul_lo_u16 v_max_u16 v_min_u16 v_max_i16 v_min_i16 v_lshlrev_b16 v_lshrrev_b16 v_ashrrev_i16 v_cvt_f16_u16 "
     "v_cvt_f16_i16 v_exp_f16 v_log_f16 v_rcp_f16 v_rsq_f16 v_sqrt_f16 v_rndne_f16 v_floor_f16 v_ceil_f16 v_trunc_f16 "
-    "v_ldexp_f16".split()
+    "v_ldexp_f16 v_mad_legacy_u16 v_mad_legacy_i16".split()
 )
 
 # With the modifier clamp, these integers stop at the ends of their range instead of wrapping around.
 SATURATES = frozenset(
     "v_add_u32 v_sub_u32 v_subrev_u32 v_add_nc_u32 v_sub_nc_u32 v_subrev_nc_u32 v_add_i32 v_sub_i32 v_add_nc_i32 "
     "v_sub_nc_i32 v_add_u16 v_sub_u16 v_subrev_u16 v_add_nc_u16 v_sub_nc_u16 v_add_i16 v_sub_i16 v_add_nc_i16 "
-    "v_sub_nc_i16 v_mad_u16 v_mad_u32_u24".split()
+    "v_sub_nc_i16 v_mad_u16 v_mad_i16 v_mad_legacy_u16 v_mad_legacy_i16 v_mad_u32_u24".split()
 )
 
 # ---------------------------------------------------------------- scalar instructions

@@ -33,7 +33,7 @@ MODIFIERS = {
     "": {"op_sel", "clamp"},
     "e32": set(),
     "e64": {"op_sel", "clamp"},
-    "sdwa": {"dst_sel", "dst_unused", "src0_sel", "src1_sel"},
+    "sdwa": {"dst_sel", "dst_unused", "src0_sel", "src1_sel", "clamp"},
     "dpp": {"row_mask", "bank_mask", "bound_ctrl", "fi", *DPP_CONTROLS},
     "packed": {"op_sel", "op_sel_hi", "neg_lo", "neg_hi", "clamp"},
 }
@@ -122,6 +122,13 @@ def sdwa_part(select, signed):
     return bits * int(number), bits, signed
 
 
+def sdwa_reader(modifiers, i, text, kind, kernel):
+    """Return the reader of source i, of which src0_sel or src1_sel names a part; sext() extends its sign."""
+    signed = text.startswith("sext(")
+    text = text.removeprefix("sext(").removesuffix(")") if signed else text
+    return reader(text, kind, kernel, sdwa_part(modifiers.get(f"src{i}_sel", "DWORD"), signed))
+
+
 def sdwa_put(modifiers, put, destination):
     """Return the writer that puts a result into the part of a register that dst_sel names."""
     part = sdwa_part(modifiers.get("dst_sel", "DWORD"), False)
@@ -190,14 +197,10 @@ def regular(instruction, kernel):
     readers = []
     selected = flags(modifiers, "op_sel", len(texts) + 1, 0)
     for i, (text, kind) in enumerate(zip(texts, kinds, strict=True)):
-        part = None
         if instruction.encoding == "sdwa" and i < 2:
-            signed = text.startswith("sext(")
-            text = text.removeprefix("sext(").removesuffix(")") if signed else text
-            part = sdwa_part(modifiers.get(f"src{i}_sel", "DWORD"), signed)
+            readers.append(sdwa_reader(modifiers, i, text, kind, kernel))
         else:
-            part = half_of(selected[i])
-        readers.append(reader(text, kind, kernel, part))
+            readers.append(reader(text, kind, kernel, half_of(selected[i])))
     put = writer(destination, result, kernel, keeps_upper(name, kernel))
     if selected[len(texts)]:
         put = writer(f"{destination}.h", result, kernel)
@@ -236,10 +239,9 @@ def conditional(instruction, kernel):
     kind = "u16" if instruction.name.endswith("b16") else "u32"
     selected = flags(modifiers, "op_sel", 4, 0)
     if sdwa:
-        parts = [sdwa_part(modifiers.get(f"src{i}_sel", "DWORD"), False) for i in range(2)]
+        otherwise, chosen = (sdwa_reader(modifiers, i, texts[i], kind, kernel) for i in range(2))
     else:
-        parts = [half_of(half) for half in selected[:2]]
-    otherwise, chosen = (reader(text, kind, kernel, part) for text, part in zip(texts[:2], parts, strict=True))
+        otherwise, chosen = (reader(texts[i], kind, kernel, half_of(selected[i])) for i in range(2))
     mask = lanes_reader(texts[2] if len(texts) > 2 else "vcc", kernel.width)
     put = writer(f"{destination}.h" if selected[3] else destination, kind, kernel, keeps_upper=True)
     if sdwa:
@@ -251,22 +253,31 @@ def conditional(instruction, kernel):
     return lambda wave: np.where(mask(wave), chosen(wave), otherwise(wave)), put
 
 
+def is_of_class(x, mask):
+    """Return where the class of a float is one of those in a mask."""
+    return mask >> arithmetic.classes(x).astype(np.uint32) & np.uint32(1) == 1
+
+
 def comparison(instruction, kernel):
     """Translate v_cmp and v_cmpx, whose result is a mask of lanes."""
     prefix, relation, kind = instruction.name[2:].split("_")
     kind = kind.replace("b", "u")
-    if relation not in COMPARISONS or kind not in BITS:
+    if relation not in {*COMPARISONS, "class"} or kind not in BITS:
         raise Fault("unknown comparison")
+    compare = COMPARISONS.get(relation, is_of_class)
+    kinds = (kind, "u32" if relation == "class" else kind)
     operands = list(instruction.operands)
     if prefix == "cmpx" and len(operands) == 2:  # RDNA: the mask is EXEC
         operands.insert(0, "exec")
     destination, *texts = operands
     modifiers = instruction.modifiers
+    if len(texts) != 2:
+        raise Fault("a wrong number of operands")
     if instruction.encoding == "sdwa":
-        parts = [sdwa_part(modifiers.get(f"src{i}_sel", "DWORD"), False) for i in range(2)]
+        readers = [sdwa_reader(modifiers, i, texts[i], kinds[i], kernel) for i in range(2)]
     else:
-        parts = [half_of(half) for half in flags(modifiers, "op_sel", 3, 0)[:2]]
-    readers = [reader(text, kind, kernel, part) for text, part in zip(texts, parts, strict=True)]
+        selected = flags(modifiers, "op_sel", 3, 0)
+        readers = [reader(texts[i], kinds[i], kernel, half_of(selected[i])) for i in range(2)]
     if instruction.encoding in ("dpp", "e64_dpp"):
         readers[0] = Dpp(modifiers, kernel.width).move(readers[0])
     put = lanes_writer(destination)
@@ -277,7 +288,7 @@ def comparison(instruction, kernel):
             put_one(wave, lanes)
             put_exec(wave, lanes)
 
-    return applied(COMPARISONS[relation], readers), put
+    return applied(compare, readers), put
 
 
 # ---------------------------------------------------------------- packed instructions (VOP3P)
@@ -481,8 +492,9 @@ def wide_multiply_add(instruction, kernel):
 
 def division_scale(instruction, kernel):
     destination, mask, *texts = instruction.operands
-    readers = [reader(text, "f32", kernel) for text in texts]
-    put_value = writer(destination, "f32", kernel)
+    kind = instruction.name[-3:]
+    readers = [reader(text, kind, kernel) for text in texts]
+    put_value = writer(destination, kind, kernel)
     put_mask = lanes_writer(mask)
 
     def put(wave, value):
@@ -494,12 +506,13 @@ def division_scale(instruction, kernel):
 
 def division_fmas(instruction, kernel):
     destination, *texts = instruction.operands
-    readers = [reader(text, "f32", kernel) for text in texts]
+    kind = instruction.name[-3:]
+    readers = [reader(text, kind, kernel) for text in texts]
 
     def compute(wave):
         return arithmetic.div_fmas(*(read(wave) for read in readers), wave.get_lanes(VCC))
 
-    return compute, writer(destination, "f32", kernel)
+    return compute, writer(destination, kind, kernel)
 
 
 def read_lane(instruction, kernel):
@@ -613,6 +626,7 @@ SPECIAL = {
     "v_mad_u64_u32": wide_multiply_add, "v_mad_i64_i32": wide_multiply_add,
     "v_mad_co_u64_u32": wide_multiply_add, "v_mad_co_i64_i32": wide_multiply_add,
     "v_div_scale_f32": division_scale, "v_div_fmas_f32": division_fmas,
+    "v_div_scale_f64": division_scale, "v_div_fmas_f64": division_fmas,
     "v_readlane_b32": read_lane, "v_readfirstlane_b32": read_lane, "v_writelane_b32": write_lane,
     "v_permlane16_b32": permute_rows, "v_permlanex16_b32": permute_rows,
     "v_permlane16_swap_b32": swap_rows, "v_permlane32_swap_b32": swap_rows, "v_swap_b32": swap,

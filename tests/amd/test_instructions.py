@@ -175,6 +175,16 @@ gfx942  | v_cvt_f16_u16_e32 v0, v1               | 0x99990003              | 0x4
 gfx942  | v_cvt_pkrtz_f16_f32 v0, v1, v2         | 1.0009765 -1.9999999    | 0xbfff3c00
 gfx942  | v_ldexp_f16_e64 v0, v1, v2             | 0x3c00 3                | 0x4800
 gfx942  | v_max3_f16 v0, v1, v2, v3              | 0x3c00 0x4000 0x7e00    | 0x77774000
+gfx942  | v_maximum3_f16 v0, v1, v2, v3          | 0x3c00 0x4000 0x7e00    | 0x77777e00
+gfx942  | v_div_fixup_f16 v0, v1, v2, v3         | 0x3c00 0x4000 0xc400    | 0x7777bc00
+gfx942  | v_div_fixup_f16 v0, v1, v2, v3         | 0x3c00 0x0000 0xc400    | 0x7777fc00
+gfx942  | v_max3_i16 v0, v1, v2, v3              | 0x8000 0xffff 0xfff0    | 0x7777ffff
+gfx942  | v_min3_u16 v0, v1, v2, v3              | 0x8000 0xffff 0xfff0    | 0x77778000
+gfx942  | v_med3_i16 v0, v1, v2, v3              | 0x8000 0xffff 0xfff0    | 0x7777fff0
+gfx942  | v_mad_legacy_u16 v0, v1, v2, v3        | 3 5 7                   | 22
+gfx942  | v_mad_legacy_i16 v0, v1, v2, v3 clamp  | 0x7fff 2 0              | 0x00007fff
+gfx942  | v_mad_i16 v0, v1, v2, v3               | 0xfffd 5 7              | 0x7777fff8
+gfx942  | v_sub_u16_sdwa v0, v1, v2 clamp dst_sel:DWORD dst_unused:UNUSED_PAD src0_sel:BYTE_1 src1_sel:BYTE_0 | 0x0300 5 | 0
 gfx942  | v_and_b32_sdwa v0, v1, v2 dst_sel:DWORD dst_unused:UNUSED_PAD src0_sel:WORD_1 src1_sel:BYTE_1 | 0xabcd1234 0xff00 | 0xcd
 gfx942  | v_add_u32_sdwa v0, v1, sext(v2) dst_sel:DWORD dst_unused:UNUSED_PAD src0_sel:DWORD src1_sel:WORD_0 | 5 0x1fffe | 3
 gfx942  | v_mov_b32_sdwa v0, v1 dst_sel:BYTE_2 dst_unused:UNUSED_PRESERVE src0_sel:BYTE_0 | 0x11 | 0x77117777
@@ -238,6 +248,49 @@ def test_pairs_of_registers():
     assert np.array(pairs[4], np.uint64).view(np.float64) == 0.5
 
 
+def wide(*numbers):
+    """Return the two registers of each float64: {register: value} from v0 on."""
+    v = {}
+    for i, number in enumerate(numbers):
+        v[2 * i], v[2 * i + 1] = np.ascontiguousarray(np.array(number, np.float64)[..., None]).view(np.uint32).T
+    return v
+
+
+def doubles(wave, register):
+    return np.ascontiguousarray(wave.v[register : register + 2].T).view(np.float64)[:, 0]
+
+
+FLOAT64 = """
+v_rcp_f64_e32 v[0:1], v[2:3]                | 4.0           | 0.25
+v_rcp_f64_e32 v[0:1], v[2:3]                | -0.0          | -inf
+v_rsq_f64_e32 v[0:1], v[2:3]                | 4.0           | 0.5
+v_sqrt_f64_e32 v[0:1], v[2:3]               | 9.0           | 3.0
+v_rndne_f64_e32 v[0:1], v[2:3]              | 2.5           | 2.0
+v_floor_f64_e32 v[0:1], v[2:3]              | -2.5          | -3.0
+v_ceil_f64_e32 v[0:1], v[2:3]               | -2.5          | -2.0
+v_trunc_f64_e32 v[0:1], v[2:3]              | -2.5          | -2.0
+v_fract_f64_e32 v[0:1], v[2:3]              | -2.75         | 0.25
+v_ldexp_f64 v[0:1], v[2:3], -1074           | 1.5           | 1e-323
+v_ldexp_f64 v[0:1], v[2:3], 0x10000         | -1.5          | -inf
+v_frexp_mant_f64_e32 v[0:1], v[2:3]         | 12.0          | 0.75
+v_div_fixup_f64 v[0:1], v[2:3], v[4:5], v[6:7] | 1.0 2.0 -4.0 | -1.0
+v_div_fixup_f64 v[0:1], v[2:3], v[4:5], v[6:7] | 1.0 0.0 -4.0 | -inf
+v_div_fixup_f64 v[0:1], v[2:3], v[4:5], v[6:7] | 1.0 1e300 1e-300 | 0.0
+"""
+
+
+@pytest.mark.parametrize("example", FLOAT64.strip().splitlines(), ids=lambda line: line[:60])
+def test_one_instruction_of_float64(example):
+    code, inputs, expected = (cell.strip() for cell in example.split(" | "))
+    wave = run("gfx942", code, wide(0.0, *map(float, inputs.split())))
+    np.testing.assert_array_equal(doubles(wave, 0), float(expected))
+
+
+def test_exponents_of_float64():
+    wave = run("gfx1100", "v_frexp_exp_i32_f64_e32 v0, v[2:3]", wide(0.0, np.resize([12.0, INF, 0.0, 1e-320], 32)))
+    assert wave.v[0, :4].view(np.int32).tolist() == [4, 0, 0, -1063]
+
+
 def test_fma_of_float64_rounds_once():
     a, b = np.float64(1 + 2**-30), np.float64(1 - 2**-30)
     words = [np.frombuffer(x.tobytes(), np.uint32) for x in (a, b, np.float64(-1))]
@@ -280,19 +333,73 @@ v_div_fixup_f32 v0, v7, v2, v1
 """
 
 
-def test_division_is_right_everywhere():
+DIVISION_OF_FLOAT64 = """
+v_div_scale_f64 v[4:5], s[2:3], v[2:3], v[2:3], v[0:1]
+v_rcp_f64_e32 v[6:7], v[4:5]
+v_div_scale_f64 v[8:9], vcc, v[0:1], v[2:3], v[0:1]
+v_fma_f64 v[10:11], -v[4:5], v[6:7], 1.0
+v_fmac_f64_e32 v[6:7], v[6:7], v[10:11]
+v_fma_f64 v[10:11], -v[4:5], v[6:7], 1.0
+v_fmac_f64_e32 v[6:7], v[6:7], v[10:11]
+v_mul_f64 v[10:11], v[8:9], v[6:7]
+v_fma_f64 v[4:5], -v[4:5], v[10:11], v[8:9]
+v_div_fmas_f64 v[4:5], v[4:5], v[6:7], v[10:11]
+v_div_fixup_f64 v[0:1], v[4:5], v[2:3], v[0:1]
+"""
+DIVISION_OF_FLOAT16 = """
+v_cvt_f32_f16_e32 v3, v2
+v_cvt_f32_f16_e32 v4, v1
+v_rcp_f32_e32 v3, v3
+v_mul_f32_e32 v4, v4, v3
+v_fma_mix_f32 v5, -v2, v4, v1 op_sel_hi:[1,0,1]
+v_fmac_f32_e32 v4, v5, v3
+v_fma_mix_f32 v5, -v2, v4, v1 op_sel_hi:[1,0,1]
+v_mul_f32_e32 v3, v5, v3
+v_and_b32_e32 v3, 0xff800000, v3
+v_add_f32_e32 v3, v3, v4
+v_cvt_f16_f32_e32 v3, v3
+v_div_fixup_f16 v0, v3, v2, v1
+"""
+SPECIAL = [0, -0.0, 1, -1, INF, -INF, NAN]
+
+
+def divide_float32(n, d):
+    return floats(run("gfx942", DIVISION, {1: n, 2: d}), 0)
+
+
+def divide_float64(n, d):
+    return doubles(run("gfx942", DIVISION_OF_FLOAT64, wide(n, d)), 0)
+
+
+def divide_float16(n, d):
+    wave = run("gfx942", DIVISION_OF_FLOAT16, {1: n.view(np.uint16), 2: d.view(np.uint16)})
+    return wave.v[0].astype(np.uint16).view(np.float16)
+
+
+@pytest.mark.parametrize(
+    ("divide", "dtype", "special", "exponents"),
+    [
+        (divide_float32, np.float32, [1e-45, 1.17549435e-38, 3.4e38, 1e-30, 3e38, 2.0**126, 2.0**-126], (-140, 127)),
+        (
+            divide_float64,
+            np.float64,
+            [5e-324, 2.2250738585072014e-308, 1.7e308, 1e-200, 1e300, 2.0**1022, 2.0**-1022],
+            (-1060, 1023),
+        ),
+        (divide_float16, np.float16, [6e-8, 6.1e-5, 65504, 1e-4, 3e4, 2.0**15, 2.0**-14], (-20, 14)),
+    ],
+)
+def test_division_is_right_everywhere(divide, dtype, special, exponents):
     """The steps that the compiler emits for n / d give the rounded quotient of any two numbers."""
-    special = np.array(
-        [0, -0.0, 1, -1, INF, -INF, NAN, 1e-45, 1.17549435e-38, 3.4e38, 1e-30, 3e38, 2.0**126, 2.0**-126]
-    )
-    drawn = RNG.standard_normal(50) * 2.0 ** RNG.integers(-140, 127, 50)
-    numbers = np.concatenate([special, drawn]).astype(np.float32)
+    special = np.array([*SPECIAL, *special])
+    drawn = RNG.standard_normal(50) * 2.0 ** RNG.integers(*exponents, 50)
+    numbers = np.concatenate([special, drawn]).astype(dtype)
     assert len(numbers) == 64
     for shift in range(64):
         n, d = numbers, np.roll(numbers, shift)
         with np.errstate(all="ignore"):
             wanted = n / d
-        found = floats(run("gfx942", DIVISION, {1: n, 2: d}), 0)
+        found = divide(n, d)
         np.testing.assert_array_equal(found, wanted, str([(a, b) for a, b in zip(n, d, strict=True)]))
         known = ~np.isnan(wanted)
         np.testing.assert_array_equal(np.signbit(found[known]), np.signbit(wanted[known]))
@@ -352,6 +459,48 @@ def test_comparisons(target):
     assert wave.v[0, :2].tolist() == [1, 5]
     wave = run("gfx1100", "v_cmpx_eq_u32_e32 1, v1\nv_mov_b32_e32 v0, 9", {0: 0, 1: np.arange(32)}, mask=0xFF)
     assert wave.exec == 2 and wave.v[0].nonzero()[0].tolist() == [1]
+
+
+@pytest.mark.parametrize("kind", ["f16", "f32", "f64"])
+def test_classes_of_floats(kind):
+    """Each bit of the mask of v_cmp_class stands for one class."""
+    dtype = np.dtype(f"f{int(kind[1:]) // 8}")
+    tiny = np.finfo(dtype).smallest_subnormal
+    infinity = np.array(INF, dtype).view(f"u{dtype.itemsize}")
+    quiet = infinity.dtype.type(1 << np.finfo(dtype).nmant - 1)
+    nans = np.array([infinity | infinity.dtype.type(1), infinity | quiet]).view(dtype)
+    numbers = np.concatenate([nans, np.array([-INF, -1, -tiny, -0.0, 0.0, tiny, 1, INF], dtype)])
+    words = np.zeros((10, 2), np.uint32)
+    words.view(dtype)[:, 0] = numbers
+    padded = np.zeros((64, 2), np.uint32)
+    padded[:10] = words
+    source = "v[2:3]" if kind == "f64" else "v2"
+    for bit in range(10):
+        wave = run(
+            "gfx942",
+            f"v_cmp_class_{kind}_e64 s[2:3], {source}, v1",
+            {1: 1 << bit, 2: padded[:, 0], 3: padded[:, 1]},
+            mask=0x3FF,
+        )
+        assert wave.get_scalar(2, 2) == 1 << bit
+    wave = run(
+        "gfx942",
+        f"v_cmp_class_{kind}_e64 s[2:3], -{source}, v1",
+        {1: 1 << 9, 2: padded[:, 0], 3: padded[:, 1]},
+        mask=0x3FF,
+    )
+    assert wave.get_scalar(2, 2) == 1 << 2
+
+
+def test_bytes_with_a_sign_are_compared_and_chosen():
+    v = {0: 0, 1: np.resize([0x0000FE00, 0x00000200], 64), 2: 0xFFFFFFFF}
+    where = "src0_sel:BYTE_1 src1_sel:DWORD"
+    wave = run("gfx942", f"v_cmp_gt_i16_sdwa s[2:3], sext(v1), v2 {where}", v, mask=3)
+    assert wave.get_scalar(2, 2) == 2
+    code = (
+        f"v_cmp_gt_i16_sdwa vcc, sext(v1), v2 {where}\nv_cndmask_b32_sdwa v0, sext(v1), v2, vcc dst_sel:DWORD {where}"
+    )
+    assert run("gfx942", code, v, mask=3).v[0, :2].tolist() == [0xFFFFFFFE, 0xFFFFFFFF]
 
 
 # ---------------------------------------------------------------- lanes
@@ -1083,7 +1232,7 @@ FAULTS = {
         arithmetic,
         "div_fmas",
         lambda a, b, c, flag: np.where(flag, a * b + c, arithmetic.fma(a, b, c)),
-        test_division_is_right_everywhere,
+        lambda: test_division_is_right_everywhere(divide_float32, np.float32, [2.0**126] * 7, (-140, 127)),
     ),
     "DPP moves the other way": (
         vector,
