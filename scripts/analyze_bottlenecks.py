@@ -25,7 +25,7 @@ from common.profiles.gemms import gemm_results, gemm_table, no_gemms
 from common.profiles.idle import EXPOSED, exposed, hardly_waits, idle_results, idle_tables
 from common.profiles.operators import OVER_A_LINK
 from common.profiles.roofline import add_trace_options, analyzed_trace
-from common.tables import columns, emit, rounded, text_table, write_csv
+from common.tables import columns, emit, rounded, text_table, write_csv, write_whole
 
 TOP = 25  # operators in the report
 MATMULS_SHOWN = 5  # on the screen
@@ -161,7 +161,7 @@ def write_report(content, path):
     table = [pages.table(*gemm_table(matmuls))] if matmuls["gemms"] else [pages.text(content["no_matmuls"])]
     sections.append(("Matmuls by shape, the most time lost first", [*told, *table]))
     write = pages.page if path.suffix == ".html" else pages.markdown
-    path.write_text(write(f"Bottlenecks of {content['trace']}", facts, notice, sections), encoding="utf-8")
+    write_whole(path, write(f"Bottlenecks of {content['trace']}", facts, notice, sections))
 
 
 def remarks_of(part, content):
@@ -206,7 +206,8 @@ def analyze(options):
     files = path, folder / "operator_timing.csv", folder / "optimization_targets.json"
     write_report(content, path)
     write_csv(content["operators"], files[1])
-    files[2].write_text(json.dumps({"trace": content["trace"], "targets": content["targets"]}, indent=1) + "\n")
+    found = {"trace": content["trace"], "targets": content["targets"]}
+    write_whole(files[2], json.dumps(found, indent=1) + "\n")
     emit(content, as_text(content, files), options.json)
 
 

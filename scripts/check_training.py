@@ -3225,8 +3225,13 @@ def report(options, watch, rows, findings, failure, untested, interrupted=False)
         content = {"command": options.command, "steps": len(watch.steps), "status": status, "verdict": verdict}
         content |= {"rows": rows}
         content["findings"] = [dataclasses.asdict(finding) | {"next": finding.next} for finding in findings]
-        with open(options.json, "w", encoding="utf-8") as file:
-            json.dump(content, file, indent=1)
+        text = json.dumps(content, indent=1)
+        try:
+            with open(options.json, "w", encoding="utf-8") as file:
+                file.write(text)
+        except OSError as error:
+            say(f"check_training: --json {options.json} cannot be written: {error.strerror}", error=True)
+            return max(status, 2)
     return status
 
 
@@ -3434,8 +3439,6 @@ def parse(argv):
     options.accept = [*options.accept, *options.accept_file]
     if options.steps < 1:
         parser.error(f"--steps must be at least 1, got {options.steps}")
-    if options.json and not os.path.isdir(os.path.dirname(os.path.abspath(options.json))):
-        parser.error(f"--json {options.json}: its folder does not exist")
     if options.peak:
         try:
             tflops, bandwidth = map(float, options.peak.split(","))
@@ -3444,11 +3447,23 @@ def parse(argv):
         options.peak = Peak(dict.fromkeys((8, 16, 32, 64), tflops), bandwidth, 0, "--peak")
     if options.command[:1] == ["--"]:
         options.command = options.command[1:]
-    if options.json and os.path.isfile(options.json):
-        files = [word for word in options.command if os.path.isfile(word)]
-        if any(os.path.samefile(file, options.json) for file in files):
-            parser.error(f"--json {options.json} is a file that the command uses: choose another name")
+    if options.json:
+        check_file(parser, options)
+        options.json = os.path.abspath(options.json)  # the script may change its folder
     return options
+
+
+def check_file(parser, options):
+    """End with one line where the report's file cannot be written, or is one of the command's."""
+    name = options.json
+    if not os.path.isdir(os.path.dirname(os.path.abspath(name))):
+        parser.error(f"--json {name}: its folder does not exist")
+    if not os.path.isfile(name):
+        return
+    if any(os.path.isfile(word) and os.path.samefile(word, name) for word in options.command):
+        parser.error(f"--json {name} is a file that the command uses: choose another name")
+    if not (os.stat(name).st_mode & 0o222 and os.access(name, os.W_OK)):  # root could write it all the same
+        parser.error(f"--json {name} is write-protected: name another file")
 
 
 def main(argv=None):

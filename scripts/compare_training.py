@@ -27,7 +27,7 @@ import re
 import sys
 
 from check_training import BadInput, script_of
-from common.command_line import Failure, Parser, positive, progress
+from common.command_line import Failure, Parser, is_protected, positive, progress
 from common.own_script.judge import Judge
 from common.own_script.names import Pair
 from common.own_script.report import as_markdown, as_text, row_of, speed_rows, weights_row
@@ -307,9 +307,11 @@ def run(options, words):
     session = Session(old, new, options.map, options.fuse)
     with session.children:
         content = compare(session, options)
-    if options.markdown:
-        write_whole(options.markdown, as_markdown(content))
-    emit(content, as_text(content), options.json)
+    try:
+        if options.markdown:
+            write_whole(options.markdown, as_markdown(content))
+    finally:
+        emit(content, as_text(content), options.json)
     return content["status"]
 
 
@@ -328,6 +330,8 @@ def check_result(option, file, words):
         return
     if not os.path.isdir(os.path.dirname(os.path.abspath(file))):
         raise Failure(2, f"{option} {file}: its folder does not exist")
+    if is_protected(file):
+        raise Failure(2, f"{option} {file} is write-protected: name another file")
     if os.path.isfile(file) and any(os.path.isfile(word) and os.path.samefile(word, file) for word in words):
         raise Failure(2, f"{option} {file} is a file that the command uses: choose another name")
 

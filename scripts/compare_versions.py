@@ -20,7 +20,17 @@ import sys
 import numpy as np
 
 from common import report
-from common.command_line import Failure, Parser, load_script, positive, progress, result_folder, script_path, with_sizes
+from common.command_line import (
+    Failure,
+    Parser,
+    load_script,
+    positive,
+    progress,
+    refuse_protected,
+    script_path,
+    trace_folder,
+    with_sizes,
+)
 from common.measuring.accuracy import Reference, outcome, verdict
 from common.measuring.rounds import run_in_rounds
 from common.measuring.runs import TimeLimit, train
@@ -28,7 +38,7 @@ from common.profiles import INTERPRETED, read_profile
 from common.profiles.comparison import compared
 from common.ratios import ROUNDS_NEEDED, counted, furthest, gain, median, noise_line, ratios
 from common.step_parts import GROUPS, PHASES
-from common.tables import emit, rounded, text_table
+from common.tables import emit, rounded, text_table, write_whole
 from common.versions import SCRIPTS
 
 # ---------------------------------------------------------------- measure
@@ -230,7 +240,7 @@ def write_report(content, paths, folder):
         ("Where the time goes", kernel_section(comparison)),
     ]
     html = report.page("Comparison of the versions", facts_of(content), [finding(timed), *notes], sections)
-    (folder / "report.html").write_text(html, encoding="utf-8")
+    write_whole(folder / "report.html", html)
     progress(f"wrote {folder / 'report.html'}")
 
 
@@ -244,10 +254,16 @@ def run(options, rest):
         paths = {f"v{n}": script for n, script in SCRIPTS.items()}
     if len(paths) < 2:
         raise Failure(2, "give two folders or more, as --v1 DIR --v2 DIR, or none to compare all four")
-    content = study(paths, ["--num-steps", str(options.num_steps), *rest], options.rounds)
+    folder = None
     if options.report:
-        write_report(content, paths, result_folder(options.report, "--report"))
-    emit(content, as_text(content), options.json)
+        folder = trace_folder(options.report, "--report")
+        refuse_protected(folder / "report.html")
+    content = study(paths, ["--num-steps", str(options.num_steps), *rest], options.rounds)
+    try:
+        if folder:
+            write_report(content, paths, folder)
+    finally:
+        emit(content, as_text(content), options.json)
     return 1 if content["problems"] else 0
 
 

@@ -95,7 +95,10 @@ def run_script(command):
 
 
 def main(argv=None):
-    options = new_parser().parse_args(argv)
+    parser = new_parser()
+    options = parser.parse_args(argv)
+    parser.need_folders(vars(options))
+    parser.refuse_protected_files(vars(options))
     os.environ["TRITON_INTERPRET"] = "0"
     os.environ["TORCHDYNAMO_DISABLE"] = "1"  # @torch.compile functions run as they are
     try:
@@ -105,25 +108,33 @@ def main(argv=None):
         return 2
     triton.knobs.runtime.interpret = False
     from amd.own_kernels import Session
+    from check_training import Terminal, ended_by_exception
 
     session = Session(
         options.target, options.configurations, options.compare, options.kernel, options.instructions, options.order
     )
     hide_own_modules()
+    if options.json:
+        options.json = os.path.abspath(options.json)  # the script may change its folder
+    terminal = Terminal()  # and replace print, or send its output elsewhere
     try:
-        with session.running():
+        with session.running(), ended_by_exception():
             status = run_script(options.command)
     except Failure as failure:
-        print(failure, file=sys.stderr)
+        terminal.write(f"{printable(str(failure))}\n", error=True)
         return failure.status
     lines = [f"{options.target}: the script launched no Triton kernel"]
     if session.rows:
         lines = [f"{options.target}, executed without a GPU:", *session.table().splitlines()]
         lines += ["", *session.bank_table().splitlines()]
-    print("\n" + "\n".join(map(printable, lines)).rstrip())
+    terminal.write("\n" + "\n".join(map(printable, lines)).rstrip() + "\n")
     if options.json:
         content = {"target": options.target, "status": status, "kernels": session.report()}
-        write_whole(options.json, json.dumps(content, indent=1) + "\n")
+        try:
+            write_whole(options.json, json.dumps(content, indent=1) + "\n")
+        except OSError as error:
+            terminal.write(f"execute_on_amd.py: {options.json} cannot be written: {error.strerror}\n", error=True)
+            return 2
     if status:
         return status
     return int(session.failed())

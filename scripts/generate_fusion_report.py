@@ -13,11 +13,11 @@ import subprocess
 import sys
 
 from common import report
-from common.command_line import Failure, Parser, progress, result_folder, with_sizes
+from common.command_line import Failure, Parser, progress, refuse_protected, result_folder, with_sizes
 from common.files import errors_of, read_object
 from common.profiles import newest_alike, read_pair
 from common.profiles.comparison import compared
-from common.tables import emit, rounded
+from common.tables import emit, rounded, write_whole
 from common.versions import REPOSITORY
 
 NO_STEPS = "made from a trace alone (--analyze-existing), so without measured steps"
@@ -102,6 +102,8 @@ def report_text(results, traces, comparison, notice):
 
 def generate(options, rest):
     folder = pathlib.Path(options.output_dir) if options.output_dir else pathlib.Path(options.output).parent
+    target = folder / pathlib.Path(options.output).name
+    refuse_protected(target)
     given = (options.baseline, options.fused)
     folders = []
     if rest and all(given):
@@ -115,8 +117,8 @@ def generate(options, rest):
     notice = findings(results, comparison)
     if left_out:
         notice.append(f"Left out, {NO_STEPS}: {', '.join(left_out)}.")
-    target = result_folder(folder, "--output-dir") / pathlib.Path(options.output).name
-    target.write_text(report_text(results, traces, comparison, notice), encoding="utf-8")
+    result_folder(folder, "--output-dir")
+    write_whole(target, report_text(results, traces, comparison, notice))
     content = {"versions": results, "traces": [trace.title for trace in traces]}
     content["groups"] = list(comparison.groups.values())
     emit(content, "\n".join([*notice, f"wrote {target}"]), options.json)

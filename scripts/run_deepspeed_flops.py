@@ -22,14 +22,22 @@ import pathlib
 import re
 import sys
 
-from common.command_line import Parser, add_version_option, progress, result_folder, version_meant, with_first_batch
+from common.command_line import (
+    Parser,
+    add_version_option,
+    progress,
+    refuse_protected,
+    result_folder,
+    version_meant,
+    with_first_batch,
+)
 from common.files import errors_of, read_object
 from common.formulas import counts
 from common.formulas.gpus import emulates_tf32, name_here, peak_tflops
 from common.measuring.ceilings import ceilings_line, measure_ceilings
 from common.measuring.roofline_picture import draw_roofline
 from common.measuring.runs import train
-from common.tables import columns, text_table, write_csv
+from common.tables import columns, text_table, write_csv, write_whole
 from common.versions import SCRIPTS, load_version
 
 PARTS = "part of the step: {part} | GFLOP: {flops:G,.3f} | MB: {bytes:M,.1f} | FLOP/byte: {flop_per_byte:,.1f}"
@@ -97,7 +105,7 @@ def count(version, config, table):
     fusions = [name for name in vars(config) if re.fullmatch(r"enable_(torch_compile|fused_loss|\w+_kernel)", name)]
     vars(config).update(dict.fromkeys(fusions, False), attention_backend="math")
     counted, modules = flop_counter(script, config)
-    table.write_text(modules)
+    write_whole(table, modules)
     found = {"FlopCounterMode": counted, "DeepSpeed": deepspeed_count(script, config, table)}
     flops = counts.required_flops(sizes)
     total = sum(flops.values())
@@ -187,6 +195,8 @@ def run(options, rest):
     config = load_version(version).parse_options([*arguments, "--no-graph"])
     sizes, device = counts.sizes_of(config), config.device
     result_folder(folder)
+    for name in ("model_profile.txt", "flops_profile.json", "mfu_analysis.csv", "roofline.png"):
+        refuse_protected(folder / name)
     measured = measure(version, config, arguments)
     content = count(version, config, folder / "model_profile.txt")
     content |= {"measured": measured, "intensity": None, "ceilings": None}
@@ -196,7 +206,7 @@ def run(options, rest):
     elif options.computational_intensity or roofline:
         content["intensity"] = counts.intensity(counts.step_counts(version, content["precision"], sizes))
         content["ceilings"] = measure_ceilings(device, content["precision"]) if roofline else None
-    (folder / "flops_profile.json").write_text(json.dumps(content, indent=1) + "\n")
+    write_whole(folder / "flops_profile.json", json.dumps(content, indent=1) + "\n")
     if measured:
         write_csv([measured], folder / "mfu_analysis.csv")
     print(f"\n{as_text(content)}\n\nresults are in {folder}")

@@ -28,7 +28,7 @@ from common.command_line import (
     Parser,
     add_version_option,
     progress,
-    result_folder,
+    trace_folder,
     version_meant,
     with_first_batch,
     with_sizes,
@@ -36,7 +36,7 @@ from common.command_line import (
 from common.files import errors_of, read_object
 from common.profiles import INTERPRETED, group_table, kernel_table, kernel_text, read_profile, short
 from common.step_parts import PHASES
-from common.tables import columns, rounded
+from common.tables import columns, rounded, write_whole
 from common.versions import SCRIPTS
 
 GROUP_COLUMNS = "group: {group} | calls per step: {calls:,.0f} | ms per step: {ms:r} | %: {share_percent:.1f}"
@@ -47,7 +47,7 @@ KERNEL_COLUMNS = (
 
 def profile(version, folder, rest):
     """Run the training script under PyTorch's profiler; return the trace, and the metrics with the command."""
-    folder = result_folder(folder)
+    folder = trace_folder(folder)
     options = with_sizes(rest) if version == 3 else rest
     if options != rest:
         progress("no GPU here: Triton's interpreter is slow, so a very small model is profiled instead")
@@ -140,7 +140,7 @@ def write_results(trace, with_report, metrics=None):
         with errors_of(target):  # an earlier profile_*.json may lack what the report shows
             files[target.with_name("profiling_report.md")] = profiling_report(content, trace)
     for file, text in files.items():
-        file.write_text(text, encoding="utf-8")
+        write_whole(file, text)
     print(f"\n{trace.title}\n{kernel_text(trace, 15)}\n\nwrote {', '.join(map(str, files))}")
     if not trace.memory:
         print("no memory_timeline.html: the trace has no memory events, which --profile-memory records")

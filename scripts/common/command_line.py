@@ -40,6 +40,18 @@ def printable(text):
     return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
+def is_protected(path):
+    """Return whether a file exists that its owner, or the file system, lets nobody write; root could all the same."""
+    path = os.path.realpath(path)
+    return os.path.isfile(path) and not (os.stat(path).st_mode & 0o222 and os.access(path, os.W_OK))
+
+
+def refuse_protected(path):
+    """Raise Failure if a file is write-protected: replacing it needs no permission but the folder's."""
+    if is_protected(path):
+        raise Failure(2, f"{printable(str(path))} is write-protected: name another file")
+
+
 class Screen:
     """Write to a stream what printable() returns of each line.
 
@@ -100,6 +112,7 @@ class Parser(argparse.ArgumentParser):
         parsed = self.parse_known_args(argv) if passes_on else [self.parse_args(argv)]
         self.refuse_to_overwrite(vars(parsed[0]))
         self.need_folders(vars(parsed[0]))
+        self.refuse_protected_files(vars(parsed[0]))
         return run_tool(self.prog, lambda: work(*parsed))
 
     def refuse_to_overwrite(self, options):
@@ -119,6 +132,13 @@ class Parser(argparse.ArgumentParser):
             folder = os.path.dirname(os.path.abspath(options[name] or ""))
             if not os.path.isdir(folder) and folder not in made:
                 self.error(f"--{name} {options[name]}: its folder does not exist")
+
+    def refuse_protected_files(self, options):
+        """Refuse a write-protected file for results, before hours of work."""
+        for name in sorted({"json", "csv", "output_report"} & options.keys()):
+            if options[name] and is_protected(options[name]):
+                words = "is write-protected: name another file"
+                self.error(f"--{name.replace('_', '-')} {options[name]} {words}")
 
 
 def missing_package(name):
@@ -188,6 +208,14 @@ def result_folder(name, option="--profile-dir"):
     except OSError as error:
         raise Failure(1, f"{option} {folder} cannot be made: {error.strerror}") from None
     return folder
+
+
+def trace_folder(name, option="--profile-dir"):
+    """Return the folder for PyTorch's traces that an option names; refuse a name that would break them."""
+    if re.search(r'[\x00-\x1f"\\\ud800-\udfff]', str(name)):
+        wanted = "must be UTF-8 without control characters, quotes and backslashes: PyTorch's traces do not escape them"
+        raise Failure(2, f"{option} {wanted}, got {printable(str(name))}")
+    return result_folder(name, option)
 
 
 # ---------------------------------------------------------------- options

@@ -8,7 +8,7 @@ import os
 import re
 import string
 
-from common.command_line import printable
+from common.command_line import printable, refuse_protected
 from common.versions import workshop
 
 
@@ -65,26 +65,32 @@ def rounded(value, digits=3):
 
 
 def emit(content, text, target):
-    """Print the text, and write the content, an object, as JSON where --json asked for it."""
+    """Print the text, and write the content, an object, as JSON where --json asked for it; if one fails, do the other."""
     if target:
         content = {"workshop": workshop()} | content
     if target == "-":
         print(json.dumps(content, indent=1))
         return
-    if target:
-        write_whole(target, json.dumps(content, indent=1) + "\n")
-    print(text)
+    try:
+        if target:
+            write_whole(target, json.dumps(content, indent=1) + "\n")
+    finally:
+        print(text)
 
 
 def write_whole(path, text):
-    """Write a file whole or not at all: a full disk leaves the older one. A pipe, which is no file, is written into."""
+    """Write a file whole or not at all: a full disk leaves the older one. A pipe, which is no file, is written into.
+
+    A write-protected file is not replaced.
+    """
+    refuse_protected(path)
     if os.path.exists(path) and not os.path.isfile(path):
-        with open(path, "w", encoding="utf-8") as file:
+        with open(path, "w", encoding="utf-8", errors="backslashreplace") as file:
             file.write(text)
         return
     partial = f"{path}.partial"
     try:
-        with open(partial, "w", encoding="utf-8", newline="") as file:
+        with open(partial, "w", encoding="utf-8", errors="backslashreplace", newline="") as file:
             file.write(text)
         os.replace(partial, os.path.realpath(path))  # through a symbolic link
     except OSError as error:

@@ -8,11 +8,15 @@ end.
 """
 
 import argparse
+import contextlib
 import os
 import pathlib
+import re
 import runpy
 import sys
 import time
+
+COPIES = {}  # of standard output and standard error, as they were before the script began
 
 
 def export_trace(profiler, path):
@@ -34,6 +38,14 @@ def export_trace(profiler, path):
         for cut in (path, unfinished):
             cut.unlink(missing_ok=True)
         raise OSError(error.errno, error.strerror, str(path)) from None
+
+
+def tell(text, descriptor=1):
+    """Print a line to standard output or standard error, whatever the script did to print and its streams."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        sys.stdout.flush()
+    with contextlib.suppress(OSError):
+        os.write(COPIES[descriptor], f"profile_script.py: {text}\n".encode(errors="backslashreplace"))
 
 
 class StepProfiler:
@@ -67,19 +79,20 @@ class StepProfiler:
         profiler.stop()
         if 0 < self.options.warmup_steps == self.steps:
             return
-        name = f"trace_{self.options.script.stem}_{time.strftime('%Y%m%d_%H%M%S')}.json"
+        stem = re.sub(r"[^\w.-]", "_", self.options.script.stem)  # PyTorch writes the name into the trace as it is
+        name = f"trace_{stem}_{time.strftime('%Y%m%d_%H%M%S')}.json"
         self.trace = pathlib.Path(self.options.profile_dir, name)
         try:
             export_trace(profiler, self.trace)
         except OSError as error:
-            print(f"profile_script.py: cannot write {self.trace}: {error.strerror}", file=sys.stderr, flush=True)
+            tell(f"cannot write {self.trace}: {error.strerror}", 2)
             self.status = 1
             return
-        print(f"profile_script.py: wrote {self.trace}", flush=True)
+        tell(f"wrote {self.trace}")
         if is_early:
             made = f"{self.steps - self.options.warmup_steps} of {self.options.profile_steps} steps"
             after = "and of what the script did after them, an evaluation for one: times per step may be too long"
-            print(f"profile_script.py: this is a profile of {made}, {after}", file=sys.stderr, flush=True)
+            tell(f"this is a profile of {made}, {after}", 2)
 
     def before_step(self, optimizer, *_):
         """Mark the optimizer in the trace, as our scripts do: readers count the steps by this mark."""
@@ -114,12 +127,16 @@ def parse_arguments(argv):
     options = parser.parse_args(argv)
     if not options.script.is_file():
         parser.exit(2, f"profile_script.py: {options.script} is not a file\n")
+    if re.search(r'[\x00-\x1f"\\\ud800-\udfff]', options.profile_dir):
+        wanted = "must be UTF-8 without control characters, quotes and backslashes: PyTorch's traces do not escape them"
+        parser.exit(2, f"profile_script.py: --profile-dir {wanted}, got {ascii(options.profile_dir)}\n")
     return options
 
 
 def main(argv):
     """Run the script; return 1 if it left nothing to profile."""
     options = parse_arguments(argv)
+    COPIES.update({descriptor: os.dup(descriptor) for descriptor in (1, 2)})
     from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
     steps = StepProfiler(options)
@@ -141,7 +158,7 @@ def main(argv):
             steps.finish(is_early=True)
         if is_rank0 and not steps.trace:
             wanted = f"the profile begins after {options.warmup_steps} (--warmup-steps; 0 profiles from the start)"
-            print(f"profile_script.py: the script made {steps.steps} optimizer steps: {wanted}", file=sys.stderr)
+            tell(f"the script made {steps.steps} optimizer steps: {wanted}", 2)
             steps.status = 1
     return steps.status
 
