@@ -67,7 +67,8 @@ def describe_end(status, said, path):
     last = (said.strip().splitlines() or ["no message"])[-1]
     if -status in (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT):
         name = signal.Signals(-status).name
-        return f"{path} crashed Python ({name}): a load or store far outside a tensor does that. It said: {last}"
+        what = "a load or store far outside a tensor does that, or a recursion without end"
+        return f"{path} crashed Python ({name}): {what}. It said: {last}"
     if status < 0:
         return f"{path} was ended by {signal.Signals(-status).name}: {last}"
     return f"{path} ended Python with status {status}: {last}"
@@ -105,37 +106,45 @@ def grade(jobs, timeout=TIMEOUT, target=None, program="grading.py"):
 def grade_apart(jobs, timeout, environment, program):
     """Return a program's verdicts on pairs of a folder and a file, from a process that may crash, hang or start others.
 
-    All of its group ends here; if this process is killed, a pipe that closes tells the other one.
+    keeper.py ends all that it leaves, of which the last verdict's "left" has the names. If this process is killed, a
+    pipe that closes tells the keeper.
     """
     with tempfile.TemporaryDirectory() as scratch:
-        job_file, verdict_file = pathlib.Path(scratch, "jobs.json"), pathlib.Path(scratch, "verdicts.json")
-        job_file.write_text(json.dumps([[str(folder), str(path)] for folder, path in jobs]))
-        said_file, (pipe, other_end) = pathlib.Path(scratch, "said.txt"), os.pipe()
-        command = [
-            sys.executable,
-            "-W",
-            "ignore",
-            str(HERE / program),
-            str(job_file),
-            str(verdict_file),
-            str(pipe),
-        ]
+        pathlib.Path(scratch, "jobs.json").write_text(json.dumps([[str(folder), str(path)] for folder, path in jobs]))
+        pipe, other_end = os.pipe()
+        keeper = [sys.executable, "-I", "-S", str(HERE / "keeper.py"), str(pipe), scratch]
+        command = [sys.executable, "-W", "ignore", str(HERE / program), scratch]
         try:
-            with open(said_file, "wb") as said:
-                child = subprocess.Popen(command, stderr=said, pass_fds=[pipe], start_new_session=True, env=environment)
-            try:
-                status = child.wait(timeout)
-            finally:
-                with contextlib.suppress(ProcessLookupError, PermissionError):  # nothing of the group is left
-                    os.killpg(child.pid, signal.SIGKILL)
-                child.wait()
-        except subprocess.TimeoutExpired:
-            raise Failure(1, f"not finished after {timeout} s: does every loop in your kernel end?") from None
-        finally:
+            with open(pathlib.Path(scratch, "said.txt"), "wb") as said:
+                streams = {"stderr": said, "pass_fds": [pipe]}
+                child = subprocess.Popen([*keeper, *command], start_new_session=True, env=environment, **streams)
             os.close(pipe)
-            os.close(other_end)
-        verdicts = json.loads(verdict_file.read_text()) if verdict_file.exists() else []
-        words = said_file.read_text(errors="replace")
-    if len(verdicts) < len(jobs):
-        raise Failure(1, describe_end(status, words, relative(jobs[len(verdicts)][program == "grading.py"])))
-    return verdicts
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.wait(timeout)
+        finally:
+            late = child.poll() is None
+            os.close(other_end)  # the keeper ends everything
+            child.wait()
+        verdicts = read_json(pathlib.Path(scratch, "verdicts.json"), [])
+        end = read_json(pathlib.Path(scratch, "end.json"), {"status": child.returncode, "left": []})
+        words = last_words(pathlib.Path(scratch, "said.txt"))
+    if len(verdicts) == len(jobs):
+        verdicts[-1]["left"] = end["left"]
+        return verdicts
+    if late:
+        raise Failure(1, f"not finished after {timeout} s: does every loop in your kernel end?")
+    raise Failure(1, describe_end(end["status"], words, relative(jobs[len(verdicts)][program == "grading.py"])))
+
+
+def read_json(path, otherwise):
+    """Return the contents of a JSON file, or something else if there is none."""
+    return json.loads(path.read_text()) if path.exists() else otherwise
+
+
+def last_words(path):
+    """Return the end of what a process wrote to standard error; an answer may have written gigabytes."""
+    if not path.exists():
+        return ""
+    with open(path, "rb") as file:
+        file.seek(max(0, path.stat().st_size - 2**16))
+        return file.read().decode(errors="replace")

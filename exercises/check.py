@@ -21,6 +21,7 @@ import difflib
 import json
 import os
 import pathlib
+import shutil
 import sys
 import time
 
@@ -30,6 +31,7 @@ sys.path.insert(0, str(HERE.parent / "scripts"))
 from answers import exercises, folder_of, grade, hints, is_started, relative, solution_of
 from common.command_line import Failure, Parser, run_tool
 from common.formulas.occupancy import TARGETS
+from common.tables import write_whole
 from sessions import SESSIONS, kernels
 
 AMD_TARGETS = [name for name, target in TARGETS.items() if target.backend == "hip"]
@@ -47,13 +49,23 @@ def read_progress():
 
     What is damaged counts as not done.
     """
+    return sound_progress()[0]
+
+
+def sound_progress():
+    """Return the progress, and whether the file holds more, which is damaged."""
     if not PROGRESS.is_file():  # reading a pipe would wait forever
-        return {}
+        return {}, False
     try:
         found = json.loads(PROGRESS.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return {number: state for number, state in found.items() if is_sound(state)} if isinstance(found, dict) else {}
+    except OSError:
+        return {}, False
+    except (ValueError, RecursionError):
+        return {}, True
+    if not isinstance(found, dict):
+        return {}, True
+    progress = {number: state for number, state in found.items() if is_sound(state)}
+    return progress, len(progress) < len(found)
 
 
 def is_sound(state):
@@ -69,15 +81,28 @@ def is_sound(state):
 
 
 def remember(folder, **changes):
-    progress = read_progress()
+    """Save progress after all that matters more is printed; where that is impossible, say so."""
+    progress, damaged = sound_progress()
     progress[folder.name[:2]] = progress.get(folder.name[:2], {}) | changes
-    partial = PROGRESS.with_suffix(f".{os.getpid()}.partial")
     try:
-        partial.write_text(json.dumps(progress, indent=1) + "\n", encoding="utf-8")
-        os.replace(partial, PROGRESS)
+        if PROGRESS.exists() and not PROGRESS.is_file():
+            raise OSError(None, "it isn't a file")
+        if damaged:
+            keep_damaged()
+        write_whole(PROGRESS, json.dumps(progress, indent=1) + "\n")
     except OSError as error:
         print(f"check.py: cannot save your progress: {PROGRESS}: {error.strerror}", file=sys.stderr)
-        partial.unlink(missing_ok=True)
+    except Failure as error:
+        print(f"check.py: cannot save your progress: {error}", file=sys.stderr)
+
+
+def keep_damaged():
+    """Copy a damaged file of progress to a name that is free, before it is written anew."""
+    number = 1
+    while (copy := PROGRESS.with_name(f"{PROGRESS.name}.damaged{number}")).exists():
+        number += 1
+    shutil.copyfile(PROGRESS, copy)
+    print(f"check.py: a part of your progress is damaged: {copy} keeps it", file=sys.stderr)
 
 
 def progress_of(folder):
@@ -111,13 +136,21 @@ def check(folder):
         return 1
     verdict = grade([(folder, path)])[0]
     if verdict["passed"]:
-        remember(folder, passed=True, **({"speed": verdict["speed"]} if verdict["speed"] else {}))
         print(f"{number} passed: {verdict['sentence']}\n   compare: python exercises/check.py solution {number}")
+        print_left(verdict)
+        remember(folder, passed=True, **({"speed": verdict["speed"]} if verdict["speed"] else {}))
         return 0
-    remember(folder, failed=True)
     case = f" in case {verdict['case']}" if verdict["case"] else ""
     print(f"{number} failed{case}\n   {verdict['sentence']}\n   stuck? python exercises/check.py hint {number}")
+    print_left(verdict)
+    remember(folder, failed=True)
     return 1
+
+
+def print_left(verdict):
+    """Name what an answer let run, which the checker has ended."""
+    if verdict["left"]:
+        print(f"   still ran after the verdict, so the checker ended it: {'; '.join(verdict['left'])}")
 
 
 def check_on(folder, target):
@@ -133,9 +166,11 @@ def check_on(folder, target):
     verdict = grade([(folder, path)], EXECUTION_TIMEOUT, target)[0]
     if verdict["passed"]:
         print(f"{number} is right on {target}'s instructions: {verdict['sentence']}")
+        print_left(verdict)
         return 0
     case = f" in case {verdict['case']}" if verdict["case"] else ""
     print(f"{number} is wrong on {target}'s instructions{case}\n   {verdict['sentence']}")
+    print_left(verdict)
     return 1
 
 
@@ -176,13 +211,14 @@ def show_hint(folder, wanted):
 def show_solution(folder, give_up):
     """Print the difference between the participant's file and the solution."""
     number, mine, solution = folder.name[:2], folder / "exercise.py", solution_of(folder)
-    if not progress_of(folder).get("passed"):
-        if not give_up:
-            raise Failure(1, f"exercise {number} is not passed yet: ask for a hint, or add --give-up")
-        remember(folder, given_up=True)
+    passed = progress_of(folder).get("passed")
+    if not passed and not give_up:
+        raise Failure(1, f"exercise {number} is not passed yet: ask for a hint, or add --give-up")
     texts = (path.read_text(encoding="utf-8", errors="replace").splitlines() for path in (mine, solution))
     lines = list(difflib.unified_diff(*texts, "yours", "solution", lineterm=""))
     print("\n".join(lines) or "your file is the solution, letter for letter")
+    if not passed:
+        remember(folder, given_up=True)
     return 0
 
 
@@ -216,9 +252,11 @@ def check_own(folder, target, timed):
     (verdict,) = grade([job], EXECUTION_TIMEOUT, target, "own_kernel.py")
     if verdict["passed"]:
         print("\n".join([f"{folder.name} passed: {verdict['sentence']}", *verdict["lines"]]))
+        print_left(verdict)
         return 0
     case = f" in case {verdict['case']}" if verdict["case"] else ""
     print(f"{folder.name} failed{case}\n   {verdict['sentence']}")
+    print_left(verdict)
     return 1
 
 

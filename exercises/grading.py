@@ -1,9 +1,11 @@
 """Run answers to the exercises and judge them. check.py calls this in a process of its own.
 
-    python grading.py JOBS VERDICTS [PIPE]  # both JSON: a list of [folder of the exercise, file with the answer], and
-                                            # for each a verdict {passed, kind, tensor, case, sentence, speed, seconds}
+    python grading.py FOLDER
 
-PIPE is the number of an open pipe: when its other end closes, this process and what it started end.
+FOLDER/jobs.json is a list of [folder of the exercise, file with the answer]. FOLDER/verdicts.json gets for each a
+verdict {passed, kind, tensor, case, sentence, speed, seconds}, and FOLDER/done, at the end, the names of threads that
+an answer left. keeper.py ends this process and all that it started.
+
 The task.py of an exercise says what is required. An answer has a function run() that launches kernels on given outputs.
 Inputs and outputs lie between guard bands, see common/measuring/guarded_memory.py.
 """
@@ -17,10 +19,10 @@ import importlib.util
 import json
 import os
 import pathlib
-import signal
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from unittest import mock
 
@@ -284,6 +286,7 @@ def describe_pass(task, speed, note=None):
 # ---------------------------------------------------------------- verdicts
 
 SOLUTIONS = ("solution", "answer")
+LONGEST_REASON = 400  # letters of an error's message
 graded = None  # the file of the answer that is being graded
 
 
@@ -365,19 +368,33 @@ def check_truth_values(kernel):
         raise Wrong("precedence", None, f"line {node.lineno}: {said}")
 
 
+def causes(error):
+    """Yield an error, its cause, the cause of that, and so on; an answer can make a circle of them."""
+    seen = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__
+
+
+def reason_of(error):
+    """Return an error's class and the last line of its message, which a class of the answer may be unable to give."""
+    try:
+        words = str(error).strip().splitlines()[-1:]
+    except BaseException as second:
+        words = [f"its __str__ raises {type(second).__name__}"]
+    reason = ": ".join([type(error).__name__, *words])
+    return reason if len(reason) <= LONGEST_REASON else f"{reason[:LONGEST_REASON]} ..."
+
+
 def describe_crash(error, path, known=None):
     """Return the line of the answer that failed, and why; known: part of a message -> what it means."""
     line = None
-    while True:
-        trace = error.__traceback__
-        while trace:
-            if trace.tb_frame.f_code.co_filename == str(path):
-                line = trace.tb_lineno
-            trace = trace.tb_next
-        if error.__cause__ is None:
-            break
-        error = error.__cause__
-    reason = ": ".join([type(error).__name__, *str(error).strip().splitlines()[-1:]])
+    for cause in causes(error):
+        for frame, number in traceback.walk_tb(cause.__traceback__):
+            if frame.f_code.co_filename == str(path):
+                line = number
+    reason = reason_of(cause)
     reason += next((f": {meaning}" for part, meaning in (known or {}).items() if part in reason), "")
     return f"line {line}: {reason}" if line else reason
 
@@ -390,17 +407,18 @@ def grade(folder, path):
     verdict = {"passed": False, "kind": None, "tensor": None, "speed": None}
     try:
         task, graded = load_task(folder), pathlib.Path(path)
-        check_precedence(graded.read_text(encoding="utf-8"))
+        source = graded.read_text(encoding="utf-8")
+        check_precedence(source)
         module = load_module(path, f"answer_{pathlib.Path(path).stem}")
         for name, sizes in task.cases.items():
             for dtype in task.dtypes:
                 case = f"{name}, {str(dtype).removeprefix('torch.')}"
                 if TARGET:
-                    print(f"   {case}", flush=True)  # it takes a while
+                    tell(f"   {case}")  # it takes a while
                 run_case(task, module, sizes, dtype)
         case = None
         with on_target():
-            note = task.then(module, pathlib.Path(path).read_text(encoding="utf-8"))
+            note = task.then(module, source)
         speed = check_speed(task, module, DeviceTimer(DEVICE)) if task.speed and DEVICE.type == "cuda" else None
         verdict |= {"passed": True, "speed": speed, "sentence": describe_pass(task, speed, note)}
     except Wrong as wrong:
@@ -412,22 +430,33 @@ def grade(folder, path):
     return verdict | {"case": case, "seconds": time.perf_counter() - start}
 
 
-def end_with(pipe):
-    """Wait until the other end of a pipe closes, as it does when check.py is killed; then end the process group."""
-    os.read(pipe, 1)
-    os.killpg(0, signal.SIGKILL)
+def tell(line):
+    """Print a line to standard output, whatever an answer did to print and sys.stdout."""
+    with contextlib.suppress(Exception):  # none of it may fail the answer
+        sys.stdout.flush()
+    with contextlib.suppress(OSError):
+        os.write(1, f"{line}\n".encode())
 
 
-def answer_jobs(judge_one, jobs, verdicts, pipe=None):
+def write_json(content, path):
+    """Write a file whole or not at all."""
+    partial = pathlib.Path(f"{path}.partial")
+    partial.write_text(json.dumps(content))
+    os.replace(partial, path)
+
+
+def answer_jobs(judge_one, scratch):
     """Write the verdicts, judge_one(folder, path), on all jobs."""
-    if pipe is not None:
-        threading.Thread(target=end_with, args=[int(pipe)], daemon=True).start()
     torch.set_num_threads(1)
+    own = os.getpid()
     found = []
-    for folder, path in json.loads(pathlib.Path(jobs).read_text()):
+    for folder, path in json.loads(pathlib.Path(scratch, "jobs.json").read_text()):
         found.append(judge_one(folder, path))
-        pathlib.Path(f"{verdicts}.partial").write_text(json.dumps(found))
-        os.replace(f"{verdicts}.partial", verdicts)
+        if os.getpid() != own:  # a fork that the answer let run on
+            os._exit(0)
+        write_json(found, pathlib.Path(scratch, "verdicts.json"))
+    threads = [thread for thread in threading.enumerate() if thread is not threading.main_thread()]
+    write_json([thread.name for thread in threads if not thread.daemon], pathlib.Path(scratch, "done"))
 
 
 if __name__ == "__main__":

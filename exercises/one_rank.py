@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch.utils.flop_counter import flop_registry
 
 from common.measuring.guarded_memory import SENTINEL, extent
-from grading import load_module
+from grading import load_module, reason_of
 from graphs import DispatchMode
 from judge import Wrong
 
@@ -396,9 +396,9 @@ def describe_failure(rank, error, path):
         return error.kind, error.tensor, str(error)
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
     where = f"line {lines[-1]}" if lines else "outside of your file"
-    if "process group has not been initialized" in str(error):  # what any other function of torch.distributed says
+    reason = reason_of(error)
+    if "process group has not been initialized" in reason:  # what any other function of torch.distributed says
         return "bypass", None, f"{where}: {ONLY}"
-    reason = ": ".join([type(error).__name__, *str(error).strip().splitlines()[-1:]])
     return "crash", None, f"rank {rank}, {where}: {reason}"
 
 

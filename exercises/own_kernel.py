@@ -1,6 +1,6 @@
 """Check a kernel of your own against PyTorch's function. check.py calls this in a process of its own.
 
-    python own_kernel.py JOBS VERDICTS [PIPE]  # as grading.py; a job is [folder, "check" or "time"]
+    python own_kernel.py FOLDER  # as grading.py; a job is [folder, "check" or "time"]
 
 The folder has a task.py like the one in own_kernel_template, which check.py new copies. What the function and its
 backward allocate lies between guard bands, copies of the inputs included.
@@ -403,9 +403,7 @@ def describe_way(way):
 
 def cause_of(error, kind):
     """Return the error of this kind among an error and its causes, or None."""
-    while error is not None and not isinstance(error, kind):
-        error = error.__cause__
-    return error
+    return next((cause for cause in grading.causes(error) if isinstance(cause, kind)), None)
 
 
 def check_way(task, sizes, dtype, way, notes):
@@ -454,7 +452,7 @@ def check_task(task, verdict):
             for way in ways:
                 verdict["case"] = f"{describe_sizes(sizes)}, {name}{way.words()}"
                 if grading.TARGET:
-                    print(f"   {verdict['case']}", flush=True)  # it takes a while
+                    grading.tell(f"   {verdict['case']}")  # it takes a while
                 if dtype in left_out:
                     continue
                 try:

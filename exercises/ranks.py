@@ -22,6 +22,8 @@ import torch
 from judge import Wrong
 from one_rank import REDUCTIONS, be_rank, from_bytes, to_bytes
 
+LOOK_SECONDS = 0.5  # between two looks at silent ranks
+
 
 @dataclasses.dataclass
 class Record:
@@ -66,8 +68,17 @@ class Referee:
     def listen(self):
         """Hear the ranks until each of them waits or has ended."""
         while busy := set(range(self.size)) - set(self.waiting) - set(self.ended) - set(self.failures):
-            for pipe in connection.wait([self.pipes[rank] for rank in busy]):
+            ready = connection.wait([self.pipes[rank] for rank in busy], LOOK_SECONDS)
+            for pipe in ready:
                 self.hear(self.pipes.index(pipe))
+            if not ready:
+                self.find_dead(busy)
+
+    def find_dead(self, ranks):
+        """Note which ranks have ended without a word, while a fork of theirs keeps the pipe open."""
+        for rank in ranks:
+            if not self.processes[rank].is_alive() and not self.pipes[rank].poll():
+                self.failures[rank] = self.describe_death(rank)
 
     def hear(self, rank):
         try:
