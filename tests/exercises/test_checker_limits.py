@@ -153,16 +153,20 @@ def test_a_masked_lane_stores_nothing():
     assert list(watch.stores) == [tensor.data_ptr()]
 
 
-@pytest.mark.parametrize(("reader", "races"), [((0, 1), False), ((0, 2), True), ((1, 1), True)])
-def test_one_element_that_another_program_stored_in_this_launch_is_not_there_yet(reader, races):
+@pytest.mark.parametrize(
+    ("writer", "reader", "races"),
+    [((0, 1), (0, 1), False), ((0, 1), (0, 2), True), ((0, 1), (1, 1), True), ((0, 0), (0, 1), True)],
+)
+def test_one_element_that_another_program_stored_in_this_launch_is_not_there_yet(writer, reader, races):
     watch, tensor = watched(is_output=True)
     tensor.zero_()
-    stored(watch, tensor, (0, 1), [4], [1.0])
+    stored(watch, tensor, writer, [4], [1.0])
     watch.check_load(builder(*reader), addresses(tensor, 3, 4))
     assert (watch.fault is not None) is races
     if races:
         kind, _, element, sentence = watch.fault
-        assert (kind, element) == ("race", 4) and "loads what program 0, 1 stored" in sentence
+        assert (kind, element) == ("race", 4)
+        assert f"program {reader[0]}, {reader[1]} loads what program {writer[0]}, {writer[1]} stored" in sentence
     watch.fault = None
     watch.start_launch("the next kernel")
     watch.check_load(builder(*reader), addresses(tensor, 3, 4))

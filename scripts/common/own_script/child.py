@@ -17,6 +17,7 @@ import contextlib
 import functools
 import importlib.util
 import json
+import math
 import os
 import pathlib
 import random
@@ -115,7 +116,9 @@ def is_capturing():
 def sample(tensor):
     """Return some elements, evenly spread: two tensors of one size give the same places."""
     values = check.plain(tensor).flatten()
-    stride = values.numel() // SAMPLE | 1  # odd, or it might follow one column
+    stride = values.numel() // SAMPLE | 1
+    while math.gcd(stride, values.numel()) > 1:  # or it would follow some columns and leave the others out
+        stride += 2
     return values[::stride].float().cpu()
 
 

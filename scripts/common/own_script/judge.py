@@ -124,7 +124,13 @@ def joined_data(calls):
 
 def is_equal(one, other):
     """Tell whether two tensors hold the same values, whatever their dtypes."""
-    return one.shape == other.shape and torch.equal(one.double(), other.double())
+    return one.shape == other.shape and not unequal(one, other).any()
+
+
+def unequal(one, other):
+    """Return where two tensors of one shape differ; NaN, which may stand for a missing value, equals NaN."""
+    one, other = one.double(), other.double()
+    return (one != other) & ~(one.isnan() & other.isnan())
 
 
 def ordinal(number, count):
@@ -141,8 +147,7 @@ def difference_of(one, other):
             return f"{kind} {len(other)} rows, and old has {len(one)}"
         if sorted_rows(one) == sorted_rows(other):
             return "the same rows in another order"
-        differs = (one.double() != other.double()).double().mean().item()
-        return f"a different one: {100 * differs:.0f} % of its values differ"
+        return f"a different one: {unequal(one, other).sum():,} of its {one.numel():,} values differ"
     return f"{list(other.shape)}, and old's is {list(one.shape)}"
 
 

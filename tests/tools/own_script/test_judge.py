@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from common.measuring.accuracy import LAST_PLACE
-from common.own_script import judge, speed
+from common.own_script import child, judge, speed
 from common.own_script.names import Pair, orders
 
 FLOAT32 = {"use_amp": False, "tf32": False, "device": "cpu"}
@@ -238,6 +238,102 @@ def test_a_script_is_warm_when_two_passes_differ_by_a_fifth_at_most(times, passe
     monkeypatch.setattr(speed, "ask_steps", ask)
     assert speed.warm_up(None) == times[passes - 1]
     assert asked == [(2, True)] + [(2, False)] * (passes - 1)
+
+
+# ---------------------------------------------------------------- the smallest faults
+
+
+@pytest.mark.parametrize("fault", ["the first value", "the last value", "a missing value"])
+def test_one_value_of_the_last_tensor_of_the_last_call_is_other_data(fault):
+    """A NaN stands for a missing value, and equals itself."""
+    tokens = torch.arange(4000).view(4, 1000)
+    labels = tokens.double().index_put_((torch.tensor(2), torch.tensor(2)), torch.tensor(math.nan).double())
+    other = labels.clone()
+    other[(0, 0) if fault == "the first value" else (2, 2) if fault == "a missing value" else (3, 999)] = -100
+    calls = [{"data": [tokens, labels]}, {"data": [tokens, labels]}]
+    assert judge_of().data(1, {"calls": calls}, {"calls": calls}) is None
+    found = judge_of().data(3, {"calls": calls}, {"calls": [calls[0], {"data": [tokens, other]}]})
+    said = "step 3, call 2: tensor 2 of its input is a different one: 1 of its 4,000 values differ"
+    assert (found.kind, found.text) == ("data", said)
+
+
+def call_with(outputs):
+    return {"calls": [{"outputs": outputs, "shapes": [list(value.shape) for value in outputs]}] * 2}
+
+
+def test_one_element_of_the_last_output_of_the_last_call_is_off():
+    outputs = [torch.ones(2), torch.ones(100, 100)]
+    runs = dict.fromkeys(judge.RUNS, call_with(outputs))
+    assert judge_of().outputs(2, runs) is None
+    wrong = call_with([outputs[0], outputs[1].clone()])
+    wrong["calls"] = [runs["old"]["calls"][0], wrong["calls"][1]]
+    wrong["calls"][1]["outputs"][1][-1, -1] = 1.001
+    found = judge_of().outputs(2, runs | {"new": wrong})
+    assert found.text.startswith("step 2: the outputs are off by 1e-05")
+
+
+GRADIENTS = {"a": torch.ones(4), "b": torch.ones(1, 1000)}
+
+
+def with_last(values, name, value):
+    changed = {key: tensor.clone() for key, tensor in values.items()}
+    changed[name].view(-1)[-1] = value
+    return changed
+
+
+@pytest.mark.parametrize("name", ["a", "b"])
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("gradients", "step 2: 1 of 2 gradients differ"),
+        ("stepped", "step 2: backward leaves the same gradients, but 1 of 2 that the optimizer gets differ"),
+        ("updates", "step 2: the gradients agree, but 1 of 2 updates differ"),
+    ],
+)
+def test_one_element_of_one_gradient_or_update_is_off(kind, words, name):
+    """By an eighth; all others are right."""
+    runs = dict.fromkeys(judge.RUNS, GRADIENTS)
+    assert getattr(judge_of(), kind)(2, runs) is None
+    found = getattr(judge_of(), kind)(2, runs | {"new": with_last(GRADIENTS, name, 1.125)})
+    assert (found.kind, found.text) == (kind, f"{words}: {name}")
+
+
+@pytest.mark.parametrize("gone", [None, torch.zeros(1, 1000)])
+def test_one_parameter_that_lacks_its_gradient_or_its_update_is_named(gone):
+    runs = dict.fromkeys(judge.RUNS, GRADIENTS) | {"new": GRADIENTS | {"b": gone}}
+    assert judge_of().gradients(1, runs).text == "step 1: new lacks 1 of 2 gradients: b"
+    assert judge_of().stepped(1, runs).text.endswith("1 of 2 that the optimizer gets differ, new's optimizer lacks b")
+    assert judge_of().updates(1, runs).text == "step 1: new never updates 1 of 2 parameters: b"
+
+
+def test_one_setting_of_the_last_parameter_differs():
+    old = {"settings": {name: {"lr": 1e-3, "weight_decay": 0.1} for name in "ab"}}
+    new = {"settings": old["settings"] | {"b": {"lr": 1e-3, "weight_decay": 0.0}}}
+    assert judge_of().settings(1, old, old) is None
+    said = "step 1: the optimizer's weight_decay 0 in new and 0.1 in old for b"
+    assert judge_of().settings(1, old, new).text == said
+
+
+@pytest.mark.parametrize(
+    ("still", "said"),
+    [((), "the updates agree, but buffers differ: mean"), (("mean",), "new never updates mean, and old does")],
+)
+def test_one_element_of_the_last_buffer_is_off(still, said):
+    buffers = {"count": torch.ones(1), "mean": torch.ones(1000)}
+    run = {"buffers": buffers, "still": []}
+    runs = dict.fromkeys(judge.RUNS, run)
+    found = judge.Judge([Pair(("w",), ("w",))], {"old": {}, "new": {}}, FLOAT32, {})
+    assert found.buffers(1, runs) is None
+    runs |= {"new": {"buffers": with_last(buffers, "mean", 1.01), "still": list(still)}}
+    assert found.buffers(1, runs).text == f"step 1: {said}"
+
+
+@pytest.mark.parametrize("shape", [(4096, 129), (240, 768), (64, 128, 768), (2000, 3), (3, 5), (1, 4097), (8, 50257)])
+def test_a_sample_of_what_a_module_returns_has_every_column(shape):
+    """Or one that is wrong would be blamed on the module after it. A sample has 4096 elements or so."""
+    columns = shape[-1]
+    found = child.sample(torch.arange(columns, dtype=torch.float64).expand(shape))
+    assert min(len(found.unique()), 4000) == min(columns, 4000) and len(found) <= 2 * child.SAMPLE
 
 
 # ---------------------------------------------------------------- micro-batches and modules

@@ -94,6 +94,15 @@ def test_a_kernel_whose_number_two_processes_have_has_no_launch():
         assert call.launch is found
 
 
+@pytest.mark.parametrize("early", [0, 1])
+def test_the_first_kernel_that_a_step_launched_has_its_operation(early):
+    """Those before it were launched before the profile began."""
+    launches = [kernel(10.0 * i, correlation=i, device=0) for i in range(3)]
+    runtime = [launch(10.0 * i, correlation=i) for i in range(early, 3)]
+    work = traces.work_of_gpus(launches, {("0", 0): "0"}, runtime, [], [])
+    assert (len(work.operations), work.early) == (3 - early, early)
+
+
 # ---------------------------------------------------------------- steps
 
 
