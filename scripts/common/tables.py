@@ -65,7 +65,7 @@ def rounded(value, digits=3):
 
 
 def emit(content, text, target):
-    """Print the text, and write the content, an object, as JSON where --json asked for it; if one fails, do the other."""
+    """Print the text, and write the content, an object, as JSON where --json asks; if one fails, the other is done."""
     if target:
         content = {"workshop": workshop()} | content
     if target == "-":
