@@ -45,6 +45,7 @@ import collections.abc
 import contextlib
 import dataclasses
 import difflib
+import faulthandler
 import fnmatch
 import functools
 import gc
@@ -1460,20 +1461,32 @@ def compiled_graphs():
 # ------------------------------------------------------------ hooks
 @contextlib.contextmanager
 def ended_by_exception():
-    """Let os._exit() in this thread raise SystemExit, or the process would end without a report."""
-    leave = os._exit
+    """Let os._exit() and the functions of os.exec* in this thread raise SystemExit: they'd end this program too."""
+    before = {name: getattr(os, name) for name in ("_exit", "execv", "execve")}  # the others of exec* call these
     process = os.getpid()
 
-    def end_script(status):
-        if os.getpid() != process or threading.current_thread() is not threading.main_thread():
-            leave(status)
+    def is_script():
+        return os.getpid() == process and threading.current_thread() is threading.main_thread()
+
+    def leave(status):
+        if not is_script():
+            before["_exit"](status)
         raise SystemExit(status)
 
-    os._exit = end_script
+    def execute(name, file, *arguments):
+        if not is_script():
+            before[name](file, *arguments)
+        words = f"it replaces itself by {os.fsdecode(file)} (os.{name}), which can't be watched"
+        raise SystemExit(f"{words}: give what it starts as the command")
+
+    os._exit = leave
+    os.execv = functools.partial(execute, "execv")
+    os.execve = functools.partial(execute, "execve")
     try:
         yield
     finally:
-        os._exit = leave
+        for name, function in before.items():
+            setattr(os, name, function)
 
 
 @contextlib.contextmanager
@@ -3329,17 +3342,39 @@ def run_script(watcher, command):
 
 @contextlib.contextmanager
 def signals_put_back():
-    """Put back the handlers of signals at the end, and stop timers that would send one."""
+    """Put back the handlers of signals at the end, and stop timers that would send one or end the process."""
     before = {number: signal.getsignal(number) for number in signal.valid_signals()}
     try:
         yield
     finally:
+        faulthandler.cancel_dump_traceback_later()
         if hasattr(signal, "setitimer"):
             for timer in (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF):
                 signal.setitimer(timer, 0)
         for number, handler in before.items():
             if handler is not None and signal.getsignal(number) != handler:
                 signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def interrupted_by_sigterm():
+    """Let SIGTERM in this process do what Ctrl-C does, unless somebody handles it: schedulers send it at the end."""
+    process = os.getpid()
+
+    def interrupt(number, _):
+        if os.getpid() != process:  # a fork, such as a worker that is no longer needed
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
+        yield
+        return
+    signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 @dataclasses.dataclass
@@ -3483,7 +3518,8 @@ def run_and_judge(options):
     watch = Watch(options.steps, options.go_on)
     watch.finish = functools.partial(finish, options, watch, os._exit)
     try:
-        failure = run_script(watch, options.command)
+        with interrupted_by_sigterm():
+            failure = run_script(watch, options.command)
     except BadInput as error:
         failure = str(error)
     if not watch.steps and failure is None:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 import torch
@@ -22,6 +23,7 @@ import check_training
 from check_training import Facts, Peak, Watch, Work, floor
 from common.versions import REPOSITORY, SCRIPTS
 from in_process import refused
+from marks import slow
 from processes import TORCHRUN, environment, launch, run_fork
 
 SAMPLES = pathlib.Path(__file__).parents[1] / "training_scripts"
@@ -1124,6 +1126,7 @@ def test_timers_and_handlers_of_the_script_end_with_it(check, write):
     assert signal.getsignal(signal.SIGALRM) is before and signal.getitimer(signal.ITIMER_REAL)[0] == 0
 
 
+@pytest.mark.parametrize("number", ["SIGINT", slow("SIGTERM")])
 @pytest.mark.parametrize(
     ("steps", "words"),
     [
@@ -1131,10 +1134,42 @@ def test_timers_and_handlers_of_the_script_end_with_it(check, write):
         (0, "check_training: the script was interrupted"),
     ],
 )
-def test_ctrl_c_reports_what_was_seen_until_then(check, write, steps, words):
-    text = PUT_BACK.replace("train(", f"train({steps}, ") + "\nimport signal\nsignal.raise_signal(signal.SIGINT)"
+def test_ctrl_c_reports_what_was_seen_until_then(check, write, steps, words, number):
+    """So does SIGTERM, which schedulers send."""
+    before = signal.getsignal(signal.SIGTERM)
+    text = PUT_BACK.replace("train(", f"train({steps}, ") + f"\nimport signal\nsignal.raise_signal(signal.{number})"
     status, _, printed = check(write(HEAD + text))
     assert status == 130 and printed.splitlines()[-1] == words and "Traceback" not in printed, printed
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+@pytest.mark.slow
+def test_sigterm_ends_a_fork_of_the_script(check, write, tmp_path):
+    """Workers that load data are ended by it."""
+    text = "import os, signal\nchild = os.fork()\n"
+    text += "if not child:\n    signal.raise_signal(signal.SIGTERM)\n    os._exit(7)\n"
+    text += "ended = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])\nassert ended == -signal.SIGTERM\n"
+    status, _, printed = check(write(HEAD + text + "train()"), options=["--no-slopes"])
+    assert status == 0, printed
+
+
+@pytest.mark.parametrize("call", ["execv(sys.executable, [sys.executable])", "execlp('python', 'python')"])
+@pytest.mark.slow
+def test_a_script_that_replaces_itself_is_said(check, write, call):
+    """The report was lost, with the status of what came after: 0."""
+    status, report, printed = check(write(HEAD + f"train(2)\nos.{call}"))
+    assert status == 2 and report["steps"] == 2 and ", which can't be watched: give what it starts as" in printed
+
+
+@pytest.mark.slow
+def test_a_watchdog_of_the_script_does_not_end_the_judgement(check, write):
+    """It would end the process with status 1, as for a finding."""
+    ended = []
+    text = "import faulthandler\nfaulthandler.dump_traceback_later(3600, exit=True)\n"
+    cancel = check_training.faulthandler.cancel_dump_traceback_later
+    with mock.patch.object(check_training.faulthandler, "cancel_dump_traceback_later", lambda: ended.append(cancel())):
+        check(write(HEAD + text + "train()"), options=["--no-slopes"])
+    assert ended == [None]
 
 
 def test_ctrl_c_in_the_judgement_is_one_sentence(check, write, monkeypatch):
