@@ -650,7 +650,7 @@ def test_a_term_of_the_loss_that_trains_nothing_is_found(check, write, term):
 def test_terms_of_the_loss_are_counted(lines, text):
     dead = {((number,), f"train.py, line {number}"): ["detach at train.py, line 3"] for number in lines}
     traced = SimpleNamespace(cuts=[], live=set(), dead=dead)
-    watch = SimpleNamespace(follow=SimpleNamespace(passes=[traced, traced]))
+    watch = SimpleNamespace(follow=SimpleNamespace(passes=[traced, traced], exits={}))
     (finding,) = check_training.loss_findings(watch, {})
     assert finding.text == text and len(finding.details) == len(lines)
 
@@ -658,6 +658,55 @@ def test_terms_of_the_loss_are_counted(lines, text):
 @pytest.mark.parametrize(("number", "words"), [(0, "0 steps"), (1, "1 step"), (2, "2 steps"), (1000, "1,000 steps")])
 def test_one_is_singular(number, words):
     assert check_training.counted(number, "step") == words
+
+
+TWO_LOSSES = """
+model, peer = nn.Linear(4, 3), nn.Linear(4, 3)
+optimizers = [torch.optim.Adam(part.parameters(), lr=1e-2) for part in PARTS]
+for step in range(9):
+    x, y = torch.randn(6, 4), torch.randint(3, (6,))
+    a, b = model(x), peer(x)
+    first = F.cross_entropy(a, y)
+    second = b.square().mean() + F.cross_entropy(b, y)
+    for loss in (first, second):
+        loss.backward()
+        if len(optimizers) > 1:
+            optimizers[loss is second].step()
+    if len(optimizers) == 1:
+        optimizers[0].step()
+    for optimizer in optimizers:
+        optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize("parts", ["(model, peer)", "(nn.ModuleList([model, peer]),)"])
+@pytest.mark.parametrize("cut", [False, True])
+def test_a_second_loss_of_the_same_forward_is_followed_too(check, write, parts, cut):
+    """The first backward and the first step come between its forward and its backward."""
+    text = TWO_LOSSES.replace("PARTS", parts)
+    if cut:
+        text = text.replace("F.cross_entropy(b, y)", "F.cross_entropy(b.detach(), y)")
+    status, report, printed = check(write(HEAD + text), options=["--no-slopes"])
+    assert (status, kinds(report)) == (int(cut), ["dead_term"] * cut), printed
+
+
+@pytest.mark.parametrize(
+    ("term", "told"),
+    [
+        ("loss = loss + 0.1 * a.square().mean().item()", "item"),
+        ("loss = loss + 0.1 * float(a.detach().square().mean())", "float"),
+        ("loss = loss + torch.from_numpy(a.detach().numpy()).square().mean()", "numpy"),
+        ("loss = loss + torch.tensor(a.square().tolist()).mean()", "tolist"),
+        ("loss = loss + a.float().mean() * float(x.mean())", None),  # x depends on no parameter
+        ("shown = loss.item()", "item"),  # a log's, which the check can't tell from the others
+    ],
+)
+def test_values_that_leave_pytorch_on_the_way_to_the_loss_are_told(check, write, term, told):
+    script = write(HEAD + TERMS.replace("TERM", term))
+    status, report, printed = check(script, options=["--no-slopes"])
+    line = next(number for number, text in enumerate(script.read_text().splitlines(), 1) if term in text)
+    expected = f"no gradient passes through what left PyTorch before backward: {told} at script.py, line {line}"
+    assert status == 0 and report["rows"].get("values") == (expected if told else None), printed
 
 
 def test_what_a_term_was_computed_from_is_not_kept(check, write):
