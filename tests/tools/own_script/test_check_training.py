@@ -640,6 +640,15 @@ def test_a_term_of_the_loss_that_trains_nothing_is_found(check, write, term):
     assert place and {int(number) for number in place.groups()} <= set(lines), printed
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("step", "found"), [(0, False), (1, True), (3, True), (4, False)])
+def test_a_term_is_followed_in_the_second_to_the_fourth_step(check, write, step, found):
+    """In the others its value is 0, which trains nothing by right."""
+    term = f"loss = loss + (step == {step}) * a.detach().square().mean()"
+    _, report, printed = check(write(HEAD + TERMS.replace("TERM", term)), options=["--no-slopes"])
+    assert kinds(report) == ["dead_term"] * found, printed
+
+
 @pytest.mark.parametrize(
     ("lines", "text"),
     [
