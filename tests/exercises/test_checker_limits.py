@@ -14,6 +14,7 @@ sys.path.insert(0, str(REPOSITORY / "exercises"))
 
 import grading
 import judge
+import on_gpus
 import one_rank
 import own_kernel
 import ranks
@@ -180,6 +181,36 @@ def test_every_program_has_a_number_of_its_own(grid):
         watch.program(builder(x, y, z, grid)) for x in range(grid[0]) for y in range(grid[1]) for z in range(grid[2])
     ]
     assert numbers == list(range(len(numbers)))
+
+
+# ---------------------------------------------------------------- sentences
+
+
+@pytest.mark.parametrize(
+    ("error", "said"), [(2.99e-5, "all digits that 16 bits have are right"), (3.01e-5, "to about 3 digits")]
+)
+def test_a_rounding_to_16_bits_makes_a_larger_error_than_3_in_100_000(error, said):
+    exact = torch.ones(4, 8, dtype=torch.float64)
+    noise = error * (1 - 2 * (torch.arange(32) % 2)).double().view(4, 8)
+    judged = judge.Judge(grading.Task({}, None, None, {"y": "row column"}, {}), None, {}, None)
+    assert said in judged.describe_pattern("y", exact + noise, exact, 1e-6, error)
+
+
+@pytest.mark.parametrize(("error", "right"), [(0.99e-4, True), (1.01e-4, False)])
+@pytest.mark.parametrize("wrong", ["y", "z"])
+def test_ranks_of_gpus_may_be_off_by_a_ten_thousandth(error, right, wrong, monkeypatch):
+    """In any result. The smallest verdict of all ranks counts."""
+    reduced = []
+    monkeypatch.setattr(on_gpus.dist, "get_rank", lambda: 1)
+    monkeypatch.setattr(on_gpus.dist, "get_world_size", lambda: 2)
+    monkeypatch.setattr(on_gpus.dist, "all_reduce", lambda verdict, op: reduced.append(op))
+    rows = {name: torch.ones(2, 4) for name in "yz"}
+    launch = SimpleNamespace(split=())
+    task = SimpleNamespace(inputs=lambda size: {}, define=dict, storage=lambda *_: rows, launch=launch)
+    found = {name: rows[name][1] * (1 + error * (name == wrong)) for name in "yz"}
+    module = SimpleNamespace(run=lambda: found)
+    assert on_gpus.is_right(task, module, {}, torch.device("cpu")) is right
+    assert reduced == [on_gpus.dist.ReduceOp.MIN]
 
 
 # ---------------------------------------------------------------- a kernel of one's own

@@ -4,6 +4,7 @@ import argparse
 import json
 import math
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 
@@ -16,6 +17,7 @@ import compare_training
 import compare_versions
 import fusion_ablation_study as ablation
 import inspect_kernels
+import kernel_counters
 import optimize_batch_size as batch_tool
 import performance_regression_test as regression
 import quickstart
@@ -141,6 +143,50 @@ def test_tf32_rounds_down_if_its_errors_do_not_cancel(error, said, monkeypatch):
     """Cut off, they are -7e-4 on average; rounded, 1e-6."""
     monkeypatch.setattr(tf32, "rounds_to_tf32", lambda device: True)
     assert said in gemm_probe.describe_rounding(error, "cpu")
+
+
+@pytest.mark.parametrize(("times", "stalled"), [(100.0, False), (100.1, True)])
+def test_a_gemm_stalls_if_it_takes_a_hundred_times_what_it_needs(times, stalled, monkeypatch, capsys):
+    """The last of the three decides. One that no library was tuned for takes 2 to 20 times that."""
+    taken = iter([(1.0, 1.0), (1.0, 1.0), (1.0, times)])
+    monkeypatch.setattr(gemm_probe, "time_calls", lambda *_: next(taken))
+    monkeypatch.setattr(gemm_probe, "needed_ms", lambda *_: 1.0)
+    monkeypatch.setattr(gemm_probe, "TOKENS", 2)
+    if stalled:
+        with pytest.raises(Failure, match="set TORCH_BLAS_PREFER_HIPBLASLT=0: a GEMM takes 100.10 ms, 100.1 times"):
+            gemm_probe.probe("bfloat16", "cpu")
+    else:
+        gemm_probe.probe("bfloat16", "cpu")
+        assert "100.0 times what it needs" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("text", "number"), [("1e-9", 1e-9), ("0", None), ("-1", None), ("inf", None)])
+def test_a_demanded_speed_up_is_positive(text, number):
+    if number:
+        assert regression.speedup(text) == number
+    else:
+        with pytest.raises((argparse.ArgumentTypeError, ValueError)):
+            regression.speedup(text)
+
+
+@pytest.mark.parametrize(("text", "number"), [("1,234.5", 1234.5), ("12,345", 12345), ("1,23", None), ("1.2.3", None)])
+def test_a_counter_has_its_decimals_after_a_point(text, number):
+    if number:
+        assert kernel_counters.value_of(text) == number
+    else:
+        with pytest.raises(Failure, match="has numbers like"):
+            kernel_counters.value_of(text)
+
+
+@pytest.mark.parametrize(("rounds", "said"), [(4, ["speed-ups are not judged: 4 rounds of the 5 needed"]), (5, [])])
+def test_versions_are_compared_in_five_rounds(rounds, said, monkeypatch):
+    monkeypatch.setattr(compare_versions, "run_in_rounds", lambda *_: ({"v1": [1]}, {"v1 again": "it failed"}))
+    monkeypatch.setattr(compare_versions, "accuracies", lambda *_: {"v1": {}})
+    monkeypatch.setattr(compare_versions, "measured_row", lambda *_: {})
+    monkeypatch.setattr(compare_versions, "add_speedups", lambda *_: [])
+    monkeypatch.setattr(compare_versions, "load_script", lambda *_: mock.Mock())
+    found = compare_versions.study({"v1": "v1.py"}, [], rounds)
+    assert (found["noise"], found["problems"]) == (said, ["v1 again: it failed"])
 
 
 def compiled(**more):

@@ -1,12 +1,16 @@
 """Numbers that decide what is said of a profile: just below each of them, and just above."""
 
+import gzip
 import os
 from types import SimpleNamespace
 
 import pytest
 
-from common.profiles import csv_files, gemms, idle, launches, limits, roofline
-from common.profiles.model import Kernel, Launch, Operation, Profile, overruns
+from common import files
+from common.command_line import Failure
+from common.profiles import collectives, csv_files, gemms, idle, launches, limits, roofline, trace_events
+from common.profiles.model import LONG_NS, Kernel, Launch, Operation, Profile, overruns, untimed
+from common.profiles.perfetto import varint
 
 
 @pytest.mark.parametrize(("missing", "told"), [(5, False), (6, True)])
@@ -96,3 +100,143 @@ def test_a_unit_limits_a_kernel_from_60_percent_of_its_peak_on(values, limit):
 def test_clocks_differ_if_more_than_two_percent_of_the_kernels_start_before_their_launch(early, of, differ):
     calls = [Kernel("a", 1e3 * i, 1.0, launch=Launch(1e3 * i + (1 if i < early else 0), 0, 9)) for i in range(of)]
     assert idle.clocks_differ(SimpleNamespace(calls=calls)) is differ
+
+
+@pytest.mark.parametrize(
+    ("times", "empty"),
+    [
+        ([(0, 0), (5, 6)], {0}),
+        ([(0, 1), (LONG_NS + 2, LONG_NS + 3)], {0}),  # it would have begun more than a second before all others
+        ([(0, 1), (LONG_NS + 1, LONG_NS + 3)], set()),
+        ([(-1, 0), (5, 6)], set()),  # relative to the profile's begin
+        ([(None, 4), (5, 6)], {0}),
+        ([(5, 6), (7, None)], {1}),
+        ([(0, 1), (0, 2)], set()),
+    ],
+)
+def test_a_start_of_zero_is_no_time_if_all_others_are_a_second_later(times, empty):
+    assert untimed(times) == empty
+
+
+@pytest.mark.parametrize(("ts", "empty"), [(1e-3, 0), (0.0, 1), (-1.0, 0)])
+def test_events_of_a_trace_are_looked_at_for_zeros_if_the_first_is_not_after_zero(ts, empty):
+    spans = [{"ts": ts, "dur": 0 if ts == 0 else 1}, {"ts": 5.0, "dur": 1}]
+    kept, without = trace_events.without_zeros(spans)
+    assert (len(kept), len(without)) == (2 - empty, empty)
+
+
+@pytest.mark.parametrize(
+    ("with_kernels", "kernels", "told"),
+    [
+        (10, 10, None),
+        (9, 9, "10 graph launches, but kernels of only 9 of them"),
+        (0, 9, "10 graph launches, but kernels of none of them"),
+        (0, 10, None),  # of a profiler that doesn't tell which launch they are of
+    ],
+)
+def test_one_replay_without_its_kernels_is_told(with_kernels, kernels, told):
+    runtime = [{"name": "cudaGraphLaunch", "args": {"correlation": i}} for i in range(10)]
+    found = [{"args": {"correlation": i if i < with_kernels else 100 + i}} for i in range(kernels)]
+    warnings = list(launches.lost_launches(runtime, found))
+    assert [told in words for words in warnings] == [True] * bool(told)
+
+
+def test_one_number_that_two_processes_have_parts_no_launches():
+    """The same GPU's number in both. A graph has many kernels of one number."""
+    host = [event("cuda_runtime", pid, number) for pid, number in ((1, 5), (2, 6))]
+
+    def parted(*numbers, names="cudaLaunchKernel"):
+        given = [one | {"name": names, "cat": "cuda_runtime"} for one in (*host, *shared)]
+        found = [event("kernel", 0, number) for number in numbers]
+        trace_events.part_processes(found, given)
+        return [one.get(trace_events.LAUNCHER) for one in found]
+
+    shared = []
+    assert parted(5, 6) == [1, 2] and parted(5, 5) == [None, None]
+    shared = [event("cuda_runtime", pid, 7) for pid in (1, 2)]
+    assert parted(5, 7) == [None, None]  # whose 7 is, nobody knows, but both may be of process 1
+    with pytest.raises(Failure, match="of 2 processes that both call their GPU 0"):
+        parted(5, 6, 7)
+    with pytest.raises(Failure, match="of 2 processes that both call their GPU 0"):
+        parted(7, 7)
+    assert parted(7, 7, names="cudaGraphLaunch") == [None, None]
+
+
+def event(category, pid, number):
+    return {"cat": category, "name": "k", "pid": pid, "args": {"correlation": number, "device": 0}}
+
+
+def collective(start, us=10.0, **said):
+    said = {
+        "Collective name": "allreduce",
+        "Group size": 3,
+        "In msg nelems": 4,
+        "Out msg nelems": 8,
+        "dtype": "Float",
+    } | said
+    return Kernel("ncclDevKernel_AllReduce", 1e3 * start, 1e3 * us, collective=said)
+
+
+@pytest.mark.parametrize(("ranks", "size", "told"), [(3, 3, 0), (2, 3, 1), (2, None, 0), (1, None, 1)])
+def test_one_rank_that_lacks_one_collective_is_told(ranks, size, told):
+    """The last of two, in the trace of the last rank; without a size two ranks are enough."""
+    profiles = []
+    for rank in range(3):
+        calls = [collective(0.0), *([collective(20.0, **{"Group size": size})] if rank < ranks else [])]
+        profiles.append(Profile("a trace", calls))
+    if size is None:
+        for profile in profiles:
+            profile.calls[0] = collective(0.0, **{"Group size": None})
+    _, remarks = collectives.collective_rows(profiles, ["0", "1", "2"])
+    assert [words.startswith(f"{told} collectives are missing") for words in remarks] == [True] * told
+
+
+@pytest.mark.parametrize(
+    ("sizes", "moved"), [((4, 8), 32), ((8, 4), 32), ((0, 0), 0), ((-1, 8), None), ((4, 8.0), None)]
+)
+def test_the_bytes_of_a_collective_are_those_of_its_larger_side(sizes, moved):
+    said = dict(zip(("In msg nelems", "Out msg nelems"), sizes, strict=True)) | {"dtype": "Float"}
+    assert collectives.bytes_of(said) == moved and collectives.bytes_of(said | {"dtype": "x"}) is None
+
+
+@pytest.mark.parametrize(("share", "told"), [(1.0, False), (1.001, True)])
+def test_one_operator_above_a_ceiling_is_told(share, told, monkeypatch):
+    rows = [{"operator": "a", "of_roofline": None}, {"operator": "b", "of_roofline": share}]
+    one = Operation("aten::mm", "GEMM", 1.0, [], [], [], ("gemm",))
+    profile = Profile("a trace", [Kernel("gemm", 0.0, 1.0)], [one], steps=1)
+    monkeypatch.setattr(roofline, "operator_table", lambda *_: rows)
+    monkeypatch.setattr(roofline, "read_profile", lambda *_: profile)
+    options = SimpleNamespace(profile_data="a trace", steps=None, gpu=None, peak={"matmul_tflops": 1, "copy_tb_s": 1})
+    remarks = roofline.analyzed_trace(options)[1]["remarks"]
+    assert [words.startswith("1 operators are above a ceiling (b, ...)") for words in remarks] == [True] * told
+
+
+def test_a_number_of_perfetto_has_64_bits():
+    assert varint(b"\xff" * 9 + b"\x01", 0) == (2**64 - 1, 10)
+    with pytest.raises(ValueError, match="more than 64 bits"):
+        varint(b"\xff" * 10 + b"\x01", 0)
+
+
+@pytest.mark.parametrize(
+    ("calls", "least", "most", "taken"),
+    [(1, 0, 0, True), (0, 0, 0, False), (1, 5, 5, True), (1, 6, 5, False), (1, -1, 5, False)],
+)
+def test_a_summed_kernel_has_a_call_and_bounds_in_order(calls, least, most, taken):
+    row = {"name": "k", "calls": str(calls), "total": "5", "least": str(least), "most": str(most)}
+    if taken:
+        assert csv_files.summed_kernel(row, {}).calls == calls
+    else:
+        with pytest.raises(ValueError, match=f"k has {calls} calls"):
+            csv_files.summed_kernel(row, {})
+
+
+@pytest.mark.parametrize(("size", "taken"), [(100, True), (101, False)])
+def test_a_packed_file_may_unpack_to_so_much_and_no_byte_more(size, taken, tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "UNPACKED", 100)
+    path = tmp_path / "trace.json.gz"
+    path.write_bytes(gzip.compress(b"x" * size))
+    if taken:
+        assert files.content_of(path) == b"x" * size
+    else:
+        with pytest.raises(Failure, match="unpacks to more than"):
+            files.content_of(path)

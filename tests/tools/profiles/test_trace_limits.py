@@ -103,6 +103,22 @@ def test_the_first_kernel_that_a_step_launched_has_its_operation(early):
     assert (len(work.operations), work.early) == (3 - early, early)
 
 
+def test_operators_are_those_of_one_gpu_alone():
+    """A step's kernels on several GPUs have none, whose sum would be that of no step."""
+    launches = [kernel(10.0 * i, correlation=i, device=i) for i in range(2)]
+    runtime = [launch(10.0 * i, correlation=i) for i in range(1, 2)]
+    work = traces.work_of_gpus(launches, {("0", 0): "0", ("0", 1): "1"}, runtime, [], [])
+    assert (work.operations, work.early, len(work.calls)) == ([], 0, 2)
+
+
+@pytest.mark.parametrize("gpu", [None, "0", "1", traces.EACH])
+def test_a_profile_of_one_gpu_of_two_has_its_launches_alone(gpu):
+    events = [kernel(10.0 + i, correlation=i, device=i) for i in range(2)]
+    found = traces.read_trace("a trace", {"traceEvents": events, "baseTimeNanoseconds": 10**9}, gpu)
+    assert [len(profile.calls) for profile in found] == ([2] if gpu is None else [1, 1] if gpu is traces.EACH else [1])
+    assert {profile.origin_ns for profile in found} == {10**9 + 10_000}
+
+
 # ---------------------------------------------------------------- steps
 
 
