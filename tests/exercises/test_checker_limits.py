@@ -22,6 +22,13 @@ import strict_interpreter as strict
 
 EXERCISES = {path.name[:2]: path for path in (REPOSITORY / "exercises").glob("[0-9][0-9]_*")}
 
+
+def raises(check, kind, said):
+    with pytest.raises(judge.Wrong, match=said) as caught:
+        check()
+    assert caught.value.kind == kind
+
+
 # ---------------------------------------------------------------- loads, stores and bands
 
 PROGRAMS = (2, 3, 1)
@@ -183,6 +190,96 @@ def test_every_program_has_a_number_of_its_own(grid):
     assert numbers == list(range(len(numbers)))
 
 
+# ---------------------------------------------------------------- one element, the first or the last
+
+
+def judge_of(**task):
+    return judge.Judge(grading.Task({}, None, None, {"y": "row column"}, {}, **task), None, {}, None)
+
+
+@pytest.mark.parametrize("place", [(0, 0), (1, 4)])
+@pytest.mark.parametrize("value", [-0.0, 1.0])
+def test_one_element_of_an_input_that_changed_is_seen(place, value):
+    """By its bits: 0 and -0 differ, and NaN is the same NaN."""
+    original = torch.zeros(2, 5)
+    original[0, 1] = torch.nan
+    tensor = original.clone()
+    judge.check_inputs({"x": tensor}, {"x": original})
+    tensor[place] = value
+    raises(lambda: judge.check_inputs({"x": tensor}, {"x": original}), "changed", "x: the kernel changed its input")
+
+
+@pytest.mark.parametrize("place", [(0, 0), (1, 4)])
+def test_one_element_that_is_not_written_or_not_finite_is_named_with_its_place(place):
+    said = f"row {place[0]}, column {place[1]}"
+    exact = {"y": torch.ones(2, 5)}
+    got = {"y": torch.ones(2, 5)}
+    judge_of().check_written("y", got["y"])
+    judge_of().check_finite("y", got, exact)
+    for value in (torch.inf, -torch.inf, torch.nan):
+        got["y"][place] = value
+        judged = judge_of()
+        raises(
+            lambda judged=judged: judged.check_finite("y", got, exact), "value", f"1 of 10 elements are NaN .* {said}"
+        )
+        judged.check_finite("y", got, {"y": got["y"].clone()})  # as it should be
+    bits(got["y"])[place] = mark(got["y"], strict.UNWRITTEN)
+    raises(
+        lambda: judge_of().check_written("y", got["y"]), "unwritten", f"1 of 10 elements are never written, .* {said}"
+    )
+
+
+@pytest.mark.parametrize("place", [0, 2])
+def test_one_wrong_label_is_told(place):
+    judged = judge_of(labels={"y": ("a", "b", "c")})
+    exact = {"y": torch.tensor([1.0, 0.0, 1.0])}
+    judged.check_values(exact, exact, exact)
+    got = {"y": exact["y"].clone()}
+    got["y"][place] = 0.0
+    said = f"y: {'abc'[place]} gives False, but should give True"
+    raises(lambda: judged.check_values(got, exact, exact), "value", said)
+
+
+@pytest.mark.parametrize(
+    ("touched", "missing"), [("no element", ["y", "z"]), ("one element", ["z"]), ("and once more", ["y", "z"])]
+)
+def test_an_output_counts_as_a_kernels_if_it_wrote_one_element_and_nothing_else_did_later(touched, missing):
+    outputs = {"y": torch.zeros(2, 5), "z": torch.zeros(2)}
+    written = grading.Written(outputs)
+    written.note()
+    if touched != "no element":
+        outputs["y"][1, 4] = 1.0
+    written.after_launch()
+    if touched == "and once more":
+        outputs["y"][1, 4] = 2.0
+    assert written.not_by_kernels() == missing
+
+
+SOUND = {"y": torch.ones(2, 3), "dx": torch.ones(2, 3)}
+
+
+@pytest.mark.parametrize(
+    ("results", "kind", "said"),
+    [
+        ({"y": SOUND["y"]}, None, ""),
+        ({}, "results", "it returns 0 results, the reference 1"),
+        ({"y": SOUND["y"], "y1": SOUND["y"]}, "results", "it returns 2 results, the reference 1"),
+        ({"y": None}, "results", "y is NoneType, not a tensor"),
+        ({"y": torch.ones(2, 4)}, "results", r"y is float32 \[2, 4\], but should be float32 \[2, 3\]"),
+        ({"y": torch.ones(2, 3).double()}, "results", "y is float64 .* but should be float32"),
+    ],
+)
+def test_one_result_that_is_unlike_the_references_is_told(results, kind, said):
+    def check():
+        own_kernel.check_results(results, SOUND, ["x"], {})
+
+    if kind:
+        raises(check, kind, said)
+    else:
+        check()
+        raises(lambda: own_kernel.check_results(results, SOUND, ["x"], {"y": None}), "no gradient", "y has no grad_fn")
+
+
 # ---------------------------------------------------------------- sentences
 
 
@@ -275,12 +372,6 @@ def finished(number, monkeypatch, records, **replaced):
 def record(sent=0, calls=0, whole=0, **results):
     made = [SimpleNamespace(collective=False, sends=True, name="isend", whole=whole)] * calls
     return SimpleNamespace(calls=made, sent_bytes=lambda size: sent, results=results)
-
-
-def raises(check, kind, said):
-    with pytest.raises(judge.Wrong, match=said) as caught:
-        check()
-    assert caught.value.kind == kind
 
 
 def test_a_rank_of_the_ring_sends_its_share_and_no_byte_more(monkeypatch):

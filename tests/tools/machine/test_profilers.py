@@ -402,19 +402,7 @@ def test_counters_by_operator_that_cannot_be_had(run, tmp_path):
     assert status == 3 and "only a part was measured: no counters by operator" in said and "no markers" in said
 
 
-def test_options_after_two_hyphens_go_to_the_profiler(run):
-    def last(wrapper, *arguments, **options):
-        return run(wrapper, "--dry-run", *arguments, **options).stdout.splitlines()[-1]
-
-    filters = ("--", "--kernel-iteration-range", "3")
-    assert " -o kernels_%pid% --kernel-iteration-range 3 -- " in last("get_hotspots.sh", *filters, profilers="rocm-7.0")
-    command = last("get_rocprof_compute.sh", "--kernel", "attn", "--roof", "--", "-b", "2", profilers="rocm-6.4")
-    assert " -k attn -b 2 -- " in command and "roof" not in command.split(" profile ")[1].replace("rocprof", "")
-    assert " --sample cputime --trace-wait 5 -- " in last(
-        "get_rocprof_sys.sh", "--", "--sample", "cputime", "--trace-wait", "5", profilers="rocm-7.0"
-    )
-    result = run("get_counters.sh", "--dry-run", "--set", "lds", "--", "--launch-skip=9", profilers="nvidia")
-    assert " --launch-skip=9 --export " in result.stdout
+def test_pytorchs_profiler_takes_no_options(run):
     result = run("get_trace.sh", "--profiler", "pytorch", "--", "--delay", "3")
     assert result.returncode == 2 and "no options after --" in result.stderr
 
@@ -798,7 +786,7 @@ def planned(run, python, line, profilers):
     return [line.replace("PYTHON SCRIPT", "TRAIN") for line in text]
 
 
-@pytest.mark.slow
+@pytest.mark.quick(1, each="profilers")
 @pytest.mark.parametrize(("line", "profilers", "commands"), OPTIONS, ids=[f"{line} {to}" for line, to, _ in OPTIONS])
 def test_the_profiler_receives_every_option(line, profilers, commands, run, python):
     assert planned(run, python, line, profilers) == commands
@@ -1074,19 +1062,6 @@ def test_limits_of_an_old_layout_and_their_names(tmp_path):
     assert row["kernel"] == "vecCopy(double*, double*, double*, int, int)" and row["mean_us"] == 20
     assert (row["matrix"], row["memory"], row["occupancy"]) == (0.5, 25.6, None)
     assert limits.cells(f"│ {'a' * 40} │\n│ b │") == ["a" * 40 + "b"]  # cut within a word
-    base = dict.fromkeys(limits.COLUMNS)
-    for values, limit in (
-        ({"memory": 83.0, "matrix": 10.0}, "memory bandwidth"),
-        ({"matrix": 81.0, "compute": 85.0, "memory": 70.0}, "matrix units"),
-        ({"matrix": 60.0, "memory": 60.0}, "memory bandwidth"),
-        ({"matrix": 60.0, "compute": 60.0, "memory": 59.0}, "matrix units"),
-        ({"compute": 60.0}, "compute units"),
-        ({"memory": 59.9, "compute": 3.0, "occupancy": 29.9}, "latency, few waves"),
-        ({"memory": 0.0, "compute": 3.0, "occupancy": 30.0}, "latency"),
-        ({"compute": 3.0, "occupancy": 50.0}, "unknown"),
-        ({"memory": 3.0, "occupancy": 12.0}, "unknown"),
-    ):
-        assert limits.limit_of(base | values) == limit
     (tmp_path / "analysis_0.txt").write_text("no table")
     assert limits.main([str(tmp_path)]) == 1
     for unit, us in {"nsecond": 4e-3, "usecond": 4, "msecond": 4e3, "second": 4e6}.items():

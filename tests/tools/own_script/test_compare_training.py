@@ -756,12 +756,6 @@ def test_other_data_are_described():
     assert judge.describe_data([x], [x.t()]) == "its input is [3, 4], and old's is [4, 3]"
 
 
-@pytest.mark.parametrize(("errors", "factor"), [([0.5, 0.501], 0.5), ([1e-4, 3e-4], None)])
-def test_a_factor_explains_a_difference_only_if_nothing_else_differs(errors, factor):
-    found = [judge.Compared(str(error), error, 1e-5, 1 - 0.5 * (factor is not None)) for error in errors]
-    assert judge.common_factor(found, found) == factor
-
-
 @pytest.mark.parametrize(
     ("new", "same"), [("1 -inf 2", True), ("1 0 2", False), ("1 inf 2", False), ("-inf -inf 2", False)]
 )

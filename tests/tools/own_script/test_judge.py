@@ -328,7 +328,9 @@ def test_one_element_of_the_last_buffer_is_off(still, said):
     assert found.buffers(1, runs).text == f"step 1: {said}"
 
 
-@pytest.mark.parametrize("shape", [(4096, 129), (240, 768), (64, 128, 768), (2000, 3), (3, 5), (1, 4097), (8, 50257)])
+@pytest.mark.parametrize(
+    "shape", [(4096, 129), (240, 768), (16, 768), (64, 128, 768), (2000, 3), (3, 5), (1, 4097), (8, 50257)]
+)
 def test_a_sample_of_what_a_module_returns_has_every_column(shape):
     """Or one that is wrong would be blamed on the module after it. A sample has 4096 elements or so."""
     columns = shape[-1]
