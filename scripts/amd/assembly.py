@@ -1,11 +1,15 @@
 """Read the assembly of one kernel, as Triton returns it: its instructions, its labels, and how it is launched."""
 
 import dataclasses
+import functools
 import re
 
 ENCODINGS = ("_e64_dpp", "_e32", "_e64", "_dpp", "_sdwa")
 DIRECTIVE_OR_NOTHING = re.compile(r"\.|$")
 LABEL = re.compile(r"(\.?\w+):")
+SETS_MODE = ("s_setreg_imm32_b32", "s_denorm_mode")
+# What the modes of floats must be when a kernel starts: round to nearest, and keep denormal numbers of 16 and 64 bits.
+MODES = {"round_mode_32": (0,), "round_mode_16_64": (0,), "denorm_mode_32": (0, 3), "denorm_mode_16_64": (3,)}
 
 
 class Fault(Exception):
@@ -50,6 +54,12 @@ class Kernel:
     workgroup_ids: tuple[bool, bool, bool]  # which of x, y and z the kernel is given
     kernarg_size: int
     arguments: tuple[tuple[int, int, str], ...]  # offset, size, kind
+    flushes: bool = False  # starts with a mode in which denormal float32 is zero (Triton's allow_flush_denorm)
+
+    @functools.cached_property
+    def may_flush(self):
+        """Tell whether denormal float32 is zero for some instruction."""
+        return self.flushes or any(half.name in SETS_MODE for pair in self.code for half in pair)
 
 
 def split_outside_brackets(text, separator):
@@ -88,6 +98,10 @@ def parse_kernel(text):
         return int(re.search(rf"^\s+\.{name}:\s*(\d+)", text, re.MULTILINE)[1])
 
     name = re.search(r"\.amdhsa_kernel (\S+)", text)[1]
+    target = re.search(r"\.amdgcn_target \"\S*--(gfx\w+)", text)[1]
+    for mode, known in MODES.items():
+        if (value := directive(f"float_{mode}", known[-1])) not in known:
+            raise UnsupportedError(f"{target} {name}: .amdhsa_float_{mode} {value}")
     body = text[re.search(rf"^{re.escape(name)}:", text, re.MULTILINE).end() : text.index(".amdhsa_kernel")]
     files = dict(re.findall(r"\.file\s+(\d+) .*?\"([^\"]*)\"\s*$", text, re.MULTILINE))
     code = []
@@ -108,7 +122,7 @@ def parse_kernel(text):
     arguments = re.findall(r"\.offset:\s+(\d+)\n\s+\.size:\s+(\d+)\n\s+\.value_kind:\s+(\w+)", text)
     return Kernel(
         name=name,
-        target=re.search(r"\.amdgcn_target \"\S*--(gfx\w+)", text)[1],
+        target=target,
         width=metadata("wavefront_size"),
         code=tuple(code),
         labels=labels,
@@ -122,4 +136,5 @@ def parse_kernel(text):
         workgroup_ids=tuple(bool(directive(f"system_sgpr_workgroup_id_{axis}")) for axis in "xyz"),
         kernarg_size=directive("kernarg_size"),
         arguments=tuple((int(offset), int(size), kind) for offset, size, kind in arguments),
+        flushes=directive("float_denorm_mode_32", 3) == 0,
     )

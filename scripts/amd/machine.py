@@ -211,6 +211,7 @@ class Wave:
 
     def __init__(self, kernel, number, lds, memory):
         self.width = kernel.width
+        self.starts_flushing = kernel.flushes
         self.words = kernel.width // 32  # scalar registers that a mask of lanes takes
         self.number = number
         self.lds = lds
@@ -228,6 +229,7 @@ class Wave:
         for array in (self.s, self.v, self.scratch):
             array.view(np.uint8).reshape(-1)[:] = np.frombuffer(noise.bytes(array.nbytes), np.uint8)
         self.pc = 0
+        self.flushes = self.starts_flushing  # denormal float32
         self.scc = int(noise.integers(2))
         self.barriers_reached = self.barriers_passed = 0
         self.ended = False

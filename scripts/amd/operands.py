@@ -9,6 +9,7 @@ import re
 
 import numpy as np
 
+from .arithmetic import flush
 from .assembly import Fault
 from .machine import DTYPES, SCALARS
 
@@ -133,6 +134,13 @@ def reader(text, kind, kernel, part=None):
                 found = ((found << np.uint32(32 - bits)).view(np.int32) >> np.int32(32 - bits)).view(np.uint32)
             return found.astype(f"u{width // 8}").view(DTYPES[kind])
 
+    if kind == "f32" and kernel.may_flush:
+        with_denormals = read
+
+        def read(wave):
+            value = with_denormals(wave)
+            return flush(value) if wave.flushes else value
+
     if not absolute and not negative:
         return read
     dtype = DTYPES[kind]
@@ -189,6 +197,8 @@ def writer(text, kind, kernel, keeps_upper=False):
             wave.put("u32", i, bits, where)
 
         return put_half
+    if kind == "f32" and kernel.may_flush:
+        return lambda wave, value, where=None: wave.put(kind, i, flush(value) if wave.flushes else value, where)
     return lambda wave, value, where=None: wave.put(kind, i, value, where)
 
 

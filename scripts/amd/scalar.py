@@ -7,6 +7,7 @@ import re
 
 import numpy as np
 
+from .arithmetic import flush
 from .assembly import Fault
 from .machine import VCC
 from .operands import BITS, reader, scalar_reader, scalar_register
@@ -102,6 +103,8 @@ def float_arithmetic(name, instruction, kernel):
 
     def run(wave):
         value = function(*(read(wave) for read in readers))
+        if wave.flushes:
+            value = flush(value)
         wave.set_scalar(to, int(value.view(np.uint32)[0]))
 
     return run
@@ -200,20 +203,49 @@ def wait_for_barrier(wave):
     return PAUSE
 
 
-FP16_OVFL = re.compile(r"hwreg\(HW_REG_(WAVE_)?MODE, 23, 1\)")
+MODE = re.compile(r"hwreg\(HW_REG_(?:WAVE_)?MODE, (\d+), (\d+)\)")
+ROUND, DENORMALS, FP16_OVFL = ("2", "2"), ("4", "2"), ("23", "1")  # first bit and bits of a mode
+NEAREST, FLUSH, KEEP = 0, 0, 3
+
+
+def set_denormals(mode):
+    """Return the function that lets float32 keep denormal numbers, or flush all to zero."""
+    if mode not in (FLUSH, KEEP):
+        raise Fault("unknown mode")
+
+    def run(wave):
+        wave.flushes = mode == FLUSH
+
+    return run
 
 
 def set_mode(instruction, kernel):
-    """Accept a change of FP16_OVFL: float16 and fp8 that overflow become the largest number, not infinity or NaN.
+    """Translate a change of the modes of floats that kernels make: denormal float32, and FP16_OVFL.
 
-    It is not modelled: instructions that compute float16 are refused then, and fp8 that overflows.
+    With FP16_OVFL, float16 and fp8 that overflow become the largest number, not infinity or NaN. It is not modelled:
+    instructions that compute float16 are refused then, and fp8 that overflows.
     """
-    if not FP16_OVFL.fullmatch(instruction.operands[0]):
+    found = MODE.fullmatch(instruction.operands[0])
+    which = found.groups() if found else None
+    value = int(instruction.operands[1], 0)
+    if which == DENORMALS:
+        return set_denormals(value)
+    if which == ROUND and value == NEAREST:  # as when the kernel started
+        return lambda wave: None
+    if which != FP16_OVFL:
         raise Fault("unknown mode")
     names = {half.name for pair in kernel.code for half in pair} - {"v_cvt_f32_f16"}
     if any(re.search(r"_f16(_|$)", name) for name in names):
         raise Fault("the mode FP16_OVFL with float16")
     return lambda wave: None
+
+
+def set_denorm_mode(instruction):
+    """Translate s_denorm_mode (RDNA): two bits for float32, then two for float16 and float64."""
+    mode = int(instruction.operands[0], 0)
+    if mode >> 2 != KEEP:
+        raise Fault("unknown mode")
+    return set_denormals(mode & 3)
 
 
 FIXED = {"s_endpgm": end, "s_barrier": barrier, "s_barrier_wait": wait_for_barrier}
@@ -232,6 +264,10 @@ def translate(instruction, kernel):
         return FIXED[name]
     if name == "s_setreg_imm32_b32":
         return set_mode(instruction, kernel)
+    if name == "s_denorm_mode":
+        return set_denorm_mode(instruction)
+    if name == "s_round_mode" and instruction.operands == (str(NEAREST),):
+        return lambda wave: None
     if name in BRANCHES:
         return branch(instruction, kernel.labels)
     if found := COMPARE.match(name):

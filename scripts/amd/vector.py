@@ -307,10 +307,10 @@ def half_reader(text, kind, kernel, high, negative):
             if not found:
                 raise Fault(f"{text} is no pair of registers")
             text = f"{found[1]}{int(found[2]) + high}"
-        elif high:
+        elif high and text != "0":
             raise Fault("the upper half of a constant")
-        return reader(f"-{text}" if negative and is_register else text, kind, kernel)
-    if high and not is_register:
+        return reader(f"neg({text})" if negative else text, kind, kernel)
+    if high and not is_register and text != "0":
         raise Fault("the upper half of a constant")
     read = reader(text, kind, kernel, (16 * high, 16, False) if is_register else None)
     if not negative:
@@ -345,10 +345,12 @@ def packed(instruction, kernel):
         high = half("op_sel_hi", 1, "neg_hi")
     first = vector_register(destination, kernel)
     if bits == "32":
+        pair = re.fullmatch(r"([va])\[(\d+):(\d+)\]", destination)
+        puts = [writer(f"{pair[1]}{number}", kind, kernel) for number in pair.groups()[1:]]
 
         def put(wave, value):
-            wave.put(kind, first, value[0])
-            wave.put(kind, first + 1, value[1])
+            for put_one, number in zip(puts, value, strict=True):
+                put_one(wave, number)
 
     else:
 

@@ -124,6 +124,7 @@ gfx1100 | v_add_f16_e32 v0, v1, v2               | 0x99993c00 0x4000       | 0x7
 gfx1201 | v_add_f16_e64 v0, v1, v2 op_sel:[1,0,1] | 0x3c00ffff 0x4000       | 0x42007777
 gfx1201 | v_add_f16_e32 v0.h, v1.h, v2.l         | 0x3c00ffff 0x4000       | 0x42007777
 gfx942  | v_pk_add_f16 v0, v1, v2                | 0x3c004000 0x40003c00   | 0x42004200
+gfx942  | v_pk_add_f16 v0, v1, 0 neg_lo:[1,0] neg_hi:[1,0] | 0x3c004000 | 0xbc00c000
 gfx942  | v_pk_mul_f16 v0, v1, v2 op_sel_hi:[0,1] neg_hi:[1,0] | 0x3c004000 0x40003c00 | 0xc4004000
 gfx1100 | v_dot2acc_f32_f16 v0, v1, v2           | 0x40003c00 0x42004400   | 6.0
 gfx942  | v_fmac_f32_e32 v0, v1, v2              | 2.0 3.0                 | 6.0
@@ -503,6 +504,37 @@ def test_bytes_with_a_sign_are_compared_and_chosen():
     assert run("gfx942", code, v, mask=3).v[0, :2].tolist() == [0xFFFFFFFE, 0xFFFFFFFF]
 
 
+@pytest.mark.parametrize("target", ["gfx942", "gfx1100"])
+def test_float32_flushes_denormals_in_that_mode(target):
+    """Of Triton's allow_flush_denorm; divisions leave the mode for some instructions."""
+    tiny = 1e-39
+    keep, flush = ("s_setreg_imm32_b32 hwreg(HW_REG_MODE, 4, 2), 3", "s_setreg_imm32_b32 hwreg(HW_REG_MODE, 4, 2), 0")
+    if target == "gfx1100":
+        keep, flush = "s_denorm_mode 15", "s_denorm_mode 12"
+    mask = "vcc" if target == "gfx942" else "vcc_lo"
+    code = f"""
+    v_mul_f32_e32 v0, v1, v2
+    v_mul_f32_e64 v3, -v4, 1.0
+    v_cmp_lt_f32_e32 {mask}, 0, v4
+    v_cndmask_b32_e64 v5, 0, 1, {mask}
+    v_mov_b32_e32 v6, v4
+    {keep}
+    v_mul_f32_e32 v7, v1, v2
+    {flush}
+    v_add_f32_e32 v8, v7, v7
+    """
+    v = {1: 1e-30, 2: 1e-9, 4: tiny}
+    denormal = np.float32(1e-30) * np.float32(1e-9)
+    for flushes, expected in ((True, [0, 0, 0, tiny, denormal, 0]), (False, [denormal, -tiny, 1, tiny, denormal, 0])):
+        wave = run(target, code, v, flushes=flushes)
+        found = [floats(wave, 0)[0], floats(wave, 3)[0], wave.v[5, 0], *(floats(wave, i)[0] for i in (6, 7, 8))]
+        np.testing.assert_array_equal(found, np.array(expected, np.float32))
+        assert np.signbit(floats(wave, 3)[0])
+    if target == "gfx942":
+        wave = run(target, "v_pk_mul_f32 v[0:1], v[2:3], v[4:5]", {2: 1e-30, 3: 2.0, 4: 1e-9, 5: 3.0}, flushes=True)
+        assert floats(wave, 0)[0] == 0 and floats(wave, 1)[0] == 6
+
+
 # ---------------------------------------------------------------- lanes
 
 
@@ -592,6 +624,8 @@ def test_packed_float32_select_and_negate_halves():
         "v_pk_mul_f32 v[0:1], v[2:3], v[4:5] op_sel:[1,0] op_sel_hi:[0,1]": (20, 20),
         "v_pk_fma_f32 v[0:1], v[2:3], v[4:5], v[6:7] neg_lo:[0,0,1] neg_hi:[1,0,0]": (9.5, -39.75),
         "v_pk_mul_f32 v[0:1], v[2:3], 2.0 op_sel_hi:[1,0]": (2, 4),
+        "v_pk_add_f32 v[0:1], v[2:3], 2.0 op_sel_hi:[1,0] neg_lo:[0,1]": (-1, 4),
+        "v_pk_mul_f32 v[0:1], v[2:3], 0": (0, 0),
         "v_pk_add_f32 v[2:3], v[2:3], v[2:3] op_sel:[0,1] op_sel_hi:[1,0]\nv_mov_b64_e32 v[0:1], v[2:3]": (3, 3),
         "v_pk_mov_b32 v[0:1], v[2:3], v[4:5] op_sel:[1,0]": (2, 10),
     }.items():
@@ -1179,6 +1213,8 @@ def test_scalar_loads():
         "v_mov_b32_dpp v0, v1 wave_shl:1 row_mask:0xf bank_mask:0xf", "v_add_f32_e64 v0, v1, v2 mul:2",
         "v_mfma_f32_4x4x1_16b_f32 a[0:3], v0, v1, a[0:3]", "v_mul_lo_u32 v0, v1, v2 clamp", "v_add_u32_e32 v0, v1",
         "v_mov_b32_e32 v0, s[0:1:2]", "buffer_load_dword v0, v1, s[0:3], 0 idxen", "s_trap 2", "s_barrier_signal 3",
+        "s_setreg_imm32_b32 hwreg(HW_REG_MODE, 2, 2), 3", "s_setreg_imm32_b32 hwreg(HW_REG_MODE, 4, 2), 1",
+        "s_setreg_imm32_b32 hwreg(HW_REG_MODE, 0, 4), 0", "s_denorm_mode 3", "s_round_mode 1",
         "v_mfma_f32_32x32x8_bf16 v[0:15], v[0:1], v[2:3], 0 cbsz:1", "v_mov_b32_e32 v0, v256",
     ],
 )  # fmt: skip
@@ -1353,3 +1389,9 @@ f:
     assert (kernel.name, kernel.target, kernel.width, kernel.vgprs, kernel.agprs) == ("f", "gfx942", 64, 100, 64)
     assert kernel.labels[".LBB0_1"] == 1 and kernel.arguments == ((24, 4, "by_value"),)
     assert str(kernel.code[0][0]) == "s_branch .LBB0_1  (kernels.py:12)"
+    assert not kernel.flushes and not kernel.may_flush
+    mode = ".amdhsa_kernel f\n\t\t.amdhsa_float_"
+    assert parse_kernel(text.replace(".amdhsa_kernel f", f"{mode}denorm_mode_32 0")).flushes
+    for other in ("denorm_mode_32 1", "denorm_mode_16_64 0", "round_mode_32 3"):
+        with pytest.raises(Fault, match=other):
+            parse_kernel(text.replace(".amdhsa_kernel f", f"{mode}{other}"))
