@@ -16,6 +16,7 @@ sys.path.insert(0, str(HERE.parent / "scripts"))
 from common.command_line import Failure, missing_package
 
 TARGET_VARIABLE = "EXECUTE_ON_TARGET"
+COMPILED_FOR = "gfx942"  # what passes in Triton's interpreter is compiled for this GPU, which need not be here
 TIMEOUT = 120  # seconds that an answer may take; the slowest solution needs a few
 REGION = re.compile(r"^ *# TODO\b.*?^ *# end of TODO\n", re.DOTALL | re.MULTILINE)
 
@@ -83,6 +84,7 @@ def runs_on_ranks(folder):
 def grade(jobs, timeout=TIMEOUT, target=None, program="grading.py"):
     """Return a program's verdicts on pairs of a folder and a file.
 
+    What passes in Triton's interpreter must compile, too.
     target: an AMD GPU, whose instructions are executed instead of the kernel in Triton's interpreter or on a GPU.
     program: grading.py, or own_kernel.py, whose jobs have an action in place of the file.
     Ranks are forks of their checker, and no fork of a process that sees a GPU can use autograd: theirs sees none.
@@ -100,7 +102,25 @@ def grade(jobs, timeout=TIMEOUT, target=None, program="grading.py"):
         found = grade_apart([jobs[i] for i in chosen], timeout, variables, program) if chosen else []
         for i, verdict in zip(chosen, found, strict=True):
             verdicts[i] = verdict
+    compile_passed(jobs, verdicts, timeout)
     return verdicts
+
+
+def compile_passed(jobs, verdicts, timeout):
+    """Change the verdicts on answers that passed in Triton's interpreter to what its compiler says."""
+    chosen = [i for i, verdict in enumerate(verdicts) if verdict["passed"] and verdict.get("interpreted")]
+    if not chosen:
+        return
+    environment = os.environ | {"TRITON_INTERPRET": "0", TARGET_VARIABLE: COMPILED_FOR}
+    try:
+        found = grade_apart([jobs[i] for i in chosen], timeout, environment, "compilation.py")
+    except Failure as error:
+        raise Failure(1, f"right in Triton's interpreter, but compiled for {COMPILED_FOR}: {error}") from None
+    for i, compiled in zip(chosen, found, strict=True):
+        if compiled["passed"]:
+            verdicts[i]["sentence"] += f"; {compiled['sentence']}"
+        else:
+            verdicts[i] |= {name: compiled[name] for name in ("passed", "kind", "sentence")}
 
 
 def grade_apart(jobs, timeout, environment, program):

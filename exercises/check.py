@@ -240,8 +240,9 @@ def new_kernel(folder, function=None):
     folder.mkdir(parents=True)
     for name, text in texts.items():
         (folder / name).write_text(text, encoding="utf-8")
-    write = "the shapes and the formula" if function else "the shapes and the formula, then write kernel.py"
-    print(f"made {folder}: put {write} into {folder / 'task.py'}; python {relative(HERE / 'check.py')} {folder}")
+    then = "" if function else f"then write {folder / 'kernel.py'}, "
+    print(f"made {folder}: put the shapes and the formula into {folder / 'task.py'}, {then}then run:")
+    print(f"   python {relative(HERE / 'check.py')} {folder}")
     return 0
 
 

@@ -212,6 +212,7 @@ def run_case(task, module, sizes, dtype):
         lambda suspect: suspect(**doubled(originals)),
         seen=watch.describe_load() if watch else None,
         undefined=watch.undefined if watch else None,
+        unset=watch.unset if watch else None,
         rounds=dtype != torch.float32 and torch.float32 in task.dtypes,  # the dtype before, and right
     )
     got = task.views(outputs, originals)
@@ -421,6 +422,7 @@ def grade(folder, path):
             note = task.then(module, source)
         speed = check_speed(task, module, DeviceTimer(DEVICE)) if task.speed and DEVICE.type == "cuda" else None
         verdict |= {"passed": True, "speed": speed, "sentence": describe_pass(task, speed, note)}
+        verdict["interpreted"] = INTERPRETED and task.kernel
     except Wrong as wrong:
         verdict |= {"kind": wrong.kind, "tensor": wrong.tensor, "sentence": str(wrong)}
     except BaseException as error:  # whatever a participant's code raises is a verdict on it

@@ -63,12 +63,13 @@ class Judge:
 
     compute(suspect): what a suspect of the task returns for these inputs.
     seen: None, or words on a load that reads what it must not. undefined: the same on a masked load without other.
+    unset: None, or words on an addition to what nothing has set.
     rounds: the dtype has 16 bits, and the same case is right in float32.
     """
 
-    def __init__(self, task, module, inputs, compute, seen=None, undefined=None, rounds=False):
+    def __init__(self, task, module, inputs, compute, seen=None, undefined=None, unset=None, rounds=False):
         self.task, self.module, self.inputs, self.compute = task, module, inputs, compute
-        self.seen, self.undefined, self.rounds = seen, undefined, rounds
+        self.seen, self.undefined, self.unset, self.rounds = seen, undefined, unset, rounds
 
     def place(self, name, index):
         """Return 'row 7, column 96 (program 1)', or in the brackets the words that the task has for an element."""
@@ -92,7 +93,9 @@ class Judge:
         if unwritten:
             missing = f"{len(unwritten)} of {got.numel()} elements are never written"
             sentence = f"{name}: {missing}, the first at {self.place(name, unwritten[0])}"
-            if name in self.task.unwritten:
+            if self.unset:
+                sentence = f"{name}: {self.unset}"
+            elif name in self.task.unwritten:
                 sentence += f": {self.task.unwritten[name]}"
             raise Wrong("unwritten", name, sentence)
 

@@ -6,11 +6,11 @@ The folder has a task.py like the one in own_kernel_template, which check.py new
 backward allocate lies between guard bands, copies of the inputs included.
 """
 
+import ast
 import contextlib
 import dataclasses
 import functools
 import importlib
-import itertools
 import pathlib
 import sys
 from collections.abc import Callable
@@ -28,7 +28,7 @@ from triton.runtime.jit import KernelInterface
 
 from common.measuring.guarded_memory import GuardedMemory, address, between_bands, bits, launches
 from judge import Judge, Wrong, check_bands
-from strict_interpreter import Unsupported, Watch, describe_shape, supply_libdevice
+from strict_interpreter import Unsupported, Watch, describe_shape, supply_libdevice, supply_wrap_triton
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 OF_INPUTS = ("padded", "reversed", "every second")  # layouts that a caller's tensors may have
@@ -64,20 +64,25 @@ class Way:
     """Hold one way to call the function.
 
     layout: of the tensor `of`, an input or "gradients". leaf: the only input that needs a gradient; None: all.
-    again: another call runs before the backward.
+    again: another call runs before the backward. tuned: each launch of an autotuned kernel runs it twice, as the
+    first one does, which times its configurations. configuration: the number of the one that they take.
     """
 
     of: str | None = None
     layout: str = "contiguous"
     leaf: str | None = None
     again: bool = False
+    tuned: bool = False
+    configuration: int = 0
 
     def words(self):
         if self.of:
             return f", {self.of} {self.layout}"
         if self.leaf:
             return f", {self.leaf} alone"
-        return ", two calls" if self.again else ""
+        if self.again:
+            return ", two calls"
+        return ", while it is tuned" if self.tuned else ""
 
 
 # ---------------------------------------------------------------- task.py
@@ -239,21 +244,75 @@ def contiguous(tensors):
     return {name: tensor.detach().clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()}
 
 
-@contextlib.contextmanager
-def configurations_in_turn():
-    """Let every launch of an autotuned kernel take its next configuration, untimed."""
-    turns = itertools.count()
+def configurations_of(tuner, arguments, options, tiles_alone):
+    """Return the configurations that an autotuned kernel would time for a launch.
 
-    def run(tuner, *args, **kwargs):
-        tuner.nargs = dict(zip(tuner.arg_names, args, strict=False))
-        left = tuner.prune_configs(kwargs)
-        config = left[next(turns) % len(left)]
-        if config.pre_hook:
-            config.pre_hook({**tuner.nargs, **kwargs, **config.all_kwargs()})
-        return tuner.fn.run(*args, **kwargs, **config.all_kwargs())
+    tiles_alone: those that differ in warps or stages alone are one.
+    """
+    tuner.nargs = dict(zip(tuner.arg_names, arguments, strict=False))
+    left = tuner.prune_configs(options)
+    if not tiles_alone:
+        return left
+    found = {}
+    for config in left:
+        found.setdefault((str(config.kwargs), config.pre_hook), config)
+    return list(found.values())
 
-    with mock.patch.object(Autotuner, "run", run):
-        yield
+
+def describe_configuration(config, others):
+    """Return "BLOCK 4, num_warps 8": what differs between the configurations of a kernel."""
+    values = config.all_kwargs()
+    differ = [name for name in values if any(other.all_kwargs().get(name) != values[name] for other in others)]
+    return ", ".join(f"{name} {values[name]}" for name in differ)
+
+
+class Configurations(contextlib.ExitStack):
+    """Choose the configurations of autotuned kernels inside a `with`, untimed.
+
+    number: of the configuration that every launch takes, counted again from 0 where a kernel has fewer.
+    tuned: run each kernel twice, as the autotuner does. between(name): called between the two.
+    taken: {name of a kernel: words on its configuration}, where it has several. most: the most that a kernel has.
+    times: the autotuner would run a kernel more than once.
+    """
+
+    def __init__(self, number=0, tuned=False):
+        super().__init__()
+        self.number, self.tuned = number, tuned
+        self.between = lambda name: None
+        self.taken, self.most, self.times = {}, 1, False
+
+    def run(self, tuner, *arguments, **options):
+        """Stand for Autotuner.run."""
+        found = configurations_of(tuner, arguments, options, tiles_alone=grading.INTERPRETED)
+        config = found[self.number % len(found)]
+        self.most = max(self.most, len(found))
+        self.times |= len(tuner.configs) > 1
+        if len(found) > 1:
+            self.taken[tuner.base_fn.__name__] = describe_configuration(config, found)
+        values = {**tuner.nargs, **options, **config.all_kwargs()}
+
+        def launch():
+            if config.pre_hook:
+                config.pre_hook(values)
+            return tuner.fn.run(*arguments, **options, **config.all_kwargs())
+
+        if self.tuned and len(tuner.configs) > 1:
+            tuner.pre_hook(values)
+            launch()
+            tuner.post_hook(values, exception=None)
+            tuner.pre_hook(values, reset_only=True)
+            self.between(tuner.base_fn.__name__)
+        return launch()
+
+    def words(self):
+        """Return "BLOCK 4", or "BLOCK 4 of forward_kernel, BLOCK 8 of backward_kernel"."""
+        if len(self.taken) == 1:
+            return next(iter(self.taken.values()))
+        return ", ".join(f"{words} of {name}" for name, words in self.taken.items())
+
+    def __enter__(self):
+        self.enter_context(mock.patch.object(Autotuner, "run", lambda tuner, *args, **kw: self.run(tuner, *args, **kw)))
+        return self
 
 
 def axis_names(shape, sizes):
@@ -267,8 +326,20 @@ def axis_names(shape, sizes):
     return " ".join(names)
 
 
-def run_way(task, sizes, dtype, way):
-    """Raise Wrong unless a call and its backward do what the reference does; return what could not be watched."""
+@dataclasses.dataclass
+class Seen:
+    """Collect what no single call can tell.
+
+    notes: words for a kernel that passes; a dict keeps their order. lines, repeated: as in Watch.
+    """
+
+    notes: dict = dataclasses.field(default_factory=dict)
+    lines: set = dataclasses.field(default_factory=set)
+    repeated: set = dataclasses.field(default_factory=set)
+
+
+def run_way(task, sizes, dtype, way, seen, configurations):
+    """Raise Wrong unless a call and its backward do what the reference does."""
     values = in_dtype(draw(task, sizes), dtype)
     layouts = {name: way.layout if name == way.of else "contiguous" for name in values}
     given = {name: between_bands(value, layouts[name]) for name, value in tensors_of(values).items()}
@@ -286,9 +357,11 @@ def run_way(task, sizes, dtype, way):
     with GuardedMemory() as memory:
         watched = given | {f"d{name}": cotangent for name, cotangent in cotangents.items()}
         watch = Watch(watched, {}, memory.tensors) if grading.INTERPRETED else None
+        if watch:
+            configurations.between = watch.start_launch
         with (
             grading.on_target(),
-            configurations_in_turn(),
+            configurations,
             launches() as launched,
             watch or contextlib.nullcontext(),
         ):
@@ -306,7 +379,11 @@ def run_way(task, sizes, dtype, way):
     judge_way(task, sizes, dtype, got, plain, exact, memory, watch, (given, cotangents), copies)
     if not launched:
         raise Wrong("no kernel", None, "the results are right, but no kernel was launched")
-    return [f"what {name} allocates is not watched: check the function that it wraps" for name in sorted(memory.opaque)]
+    for name in sorted(memory.opaque):
+        seen.notes[f"what {name} allocates is not watched: check the function that it wraps"] = None
+    if watch:
+        seen.lines |= watch.lines
+        seen.repeated |= watch.repeated
 
 
 def judge_way(task, sizes, dtype, got, plain, exact, memory, watch, tensors, copies):
@@ -328,12 +405,13 @@ def judge_way(task, sizes, dtype, got, plain, exact, memory, watch, tensors, cop
         raise Wrong(kind, tensor.name, f"{tensor.name}: {sentence}")
     axes = {name: axis_names(tensor.shape, sizes) for name, tensor in got.items()}
     judge = Judge(
-        grading.Task({}, None, None, axes, {}, tolerance=task.tolerance, explain=exchanged_with(exact)),
+        grading.Task({}, None, None, axes, {}, tolerance=task.tolerance, explain=exchanged_with(exact, watch)),
         None,
         {},
         None,
         seen=watch.describe_load() if watch else None,
         undefined=watch.undefined if watch else None,
+        unset=watch.unset if watch else None,
         rounds=dtype != torch.float32 and torch.float32 in task.dtypes,
     )
     for name, tensor in got.items():
@@ -347,13 +425,15 @@ def judge_way(task, sizes, dtype, got, plain, exact, memory, watch, tensors, cop
         raise Wrong(kind, tensor.name, f"{tensor.name}: the values are right here, but {sentence}")
 
 
-def exchanged_with(exact):
-    """Return a Task's explain: words on a result that is right for another name."""
+def exchanged_with(exact, watch):
+    """Return a Task's explain: words on a result that is right for another name, or on rows that programs repeat."""
 
     def explain(name, got, inputs):
         alike = [other for other in exact if other != name and exact[other].shape == got.shape]
         found = next((other for other in alike if grading.relative_error(got, exact[other]) < 1e-2), None)
-        return found and f"this is {found}: return results and gradients in the order that they must have"
+        if found:
+            return f"this is {found}: return results and gradients in the order that they must have"
+        return watch.shared if watch else None
 
     return explain
 
@@ -398,6 +478,11 @@ def describe_way(way):
         )
     if way.leaf:
         return f"wrong only where no input but {way.leaf} needs a gradient"
+    if way.tuned:
+        return (
+            "wrong only in the first call, in which triton.autotune runs the kernel many times: name in reset_to_zero "
+            "what it adds to, and in restore_value what it changes"
+        )
     return "wrong only if another call runs before the backward: keep what the backward needs in ctx, not in the class"
 
 
@@ -406,20 +491,44 @@ def cause_of(error, kind):
     return next((cause for cause in grading.causes(error) if isinstance(cause, kind)), None)
 
 
-def check_way(task, sizes, dtype, way, notes):
-    """Run one call; raise Wrong with what is special about it. A loud refusal of an input's layout is right."""
+def check_way(task, sizes, dtype, way, seen):
+    """Run one call and return its Configurations; raise Wrong with what is special about the call.
+
+    A loud refusal of an input's layout is right.
+    """
+    configurations = Configurations(way.configuration, way.tuned)
+    plain = dataclasses.replace(way, configuration=0) == Way()
     try:
-        notes.update(dict.fromkeys(run_way(task, sizes, dtype, way)))
+        run_way(task, sizes, dtype, way, seen, configurations)
     except Wrong as wrong:
-        if way == Way() or wrong.kind not in ("value", "unwritten", "stray load", "no gradient"):
-            raise
+        if plain or wrong.kind not in ("value", "unwritten", "stray load", "no gradient"):
+            raise with_configuration(task, sizes, dtype, way, configurations, wrong) from wrong
         raise Wrong(wrong.kind, wrong.tensor, f"{describe_way(way)}; {wrong}") from wrong
     except Exception as error:
-        if way == Way() or cause_of(error, Unsupported):
+        if cause_of(error, Unsupported) or (plain and configurations.most == 1):
             raise
+        if plain:
+            crash = Wrong("crash", None, grading.describe_crash(error, task.path))
+            raise with_configuration(task, sizes, dtype, way, configurations, crash) from error
         if way.of is None or way.of == "gradients":
             raise Wrong("crash", None, f"{describe_way(way)}; {grading.describe_crash(error, task.path)}") from error
-        notes[f"it refuses {way.of} where that is not contiguous"] = None
+        seen.notes[f"it refuses {way.of} where that is not contiguous"] = None
+    return configurations
+
+
+def with_configuration(task, sizes, dtype, way, configurations, wrong):
+    """Return the error, with the names of this configuration of autotuned kernels and of one that is right."""
+    for number in range(configurations.most):
+        other = Configurations(number)
+        if number == way.configuration:
+            continue
+        try:
+            run_way(task, sizes, dtype, dataclasses.replace(way, configuration=number), Seen(), other)
+        except Exception:  # wrong, too
+            continue
+        right = f"with {configurations.words()}, not with {other.words()}"
+        return Wrong(wrong.kind, wrong.tensor, f"{right}: {wrong}")
+    return wrong
 
 
 def is_power_of_two(size):
@@ -433,8 +542,8 @@ def add_neutral_element(wrong, sizes, passed):
         return wrong
     said = (
         "right where the sizes are powers of two: do masked elements enter a sum or a maximum? After arithmetic such "
+        "as x - mean they are no longer neutral: tl.where(mask, ..., 0.0). Or do you divide by BLOCK instead of a size?"
     )
-    said += "as x - mean they are no longer neutral: tl.where(mask, ..., 0.0)"
     return Wrong(wrong.kind, wrong.tensor, f"{wrong}; {said}")
 
 
@@ -442,9 +551,17 @@ def describe_sizes(sizes):
     return ", ".join(f"{name} {size}" for name, size in sizes.items())
 
 
+def tuned_ways(configurations, number):
+    """Return the ways in which the case of this number is called because kernels are autotuned."""
+    if number and grading.TARGET:
+        return []
+    ways = [Way(configuration=i) for i in range(1, configurations.most)]
+    return [Way(tuned=True), *ways] if configurations.times and not number else ways
+
+
 def check_task(task, verdict):
     """Run all calls and return words on them; raise Wrong for the first that is wrong, which is verdict["case"]."""
-    notes, passed, left_out = {}, [], set()
+    seen, passed, left_out = Seen(), [], set()
     for number, sizes in enumerate(task.cases):
         for dtype in task.dtypes:
             name = str(dtype).removeprefix("torch.")
@@ -456,7 +573,7 @@ def check_task(task, verdict):
                 if dtype in left_out:
                     continue
                 try:
-                    check_way(task, sizes, dtype, way, notes)
+                    configurations = check_way(task, sizes, dtype, way, seen)
                 except Wrong as wrong:
                     if dtype != task.dtypes[0]:  # the mask is right in the first one
                         raise
@@ -466,14 +583,33 @@ def check_task(task, verdict):
                     if unsupported is None or dtype != torch.bfloat16:
                         raise
                     left_out.add(dtype)
-                    notes[f"bfloat16 on a GPU only, because Triton's interpreter {unsupported}"] = None
+                    seen.notes[f"bfloat16 on a GPU only, because Triton's interpreter {unsupported}"] = None
+                    continue
+                if way == Way():
+                    ways += tuned_ways(configurations, number)  # the loop comes to them, too
         passed.append(sizes)
     verdict["case"] = None
     checked = [str(dtype).removeprefix("torch.") for dtype in task.dtypes if dtype not in left_out]
     gradients = gradients_of(task, draw(task, task.cases[0]))
     counted = f"{len(task.cases)} case{'s' * (len(task.cases) > 1)} in {', '.join(checked)}"
     counted += f"; gradients of {', '.join(gradients)}" if gradients else "; no gradients"
-    return "; ".join([counted, *notes])
+    return "; ".join([counted, *seen.notes, *short_loops(task.path, seen)])
+
+
+def short_loops(path, seen):
+    """Return words on the loops of kernels in this file that no program ran twice, so that no sum can be wrong."""
+    lines = {line for file, line in seen.lines if file == str(path)}
+    repeated = {line for file, line in seen.repeated if file == str(path)}
+    short = []
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.For | ast.While):
+            body = set(range(node.body[0].lineno, node.body[-1].end_lineno + 1))
+            if body & lines and not body & repeated:
+                short.append(node.lineno)
+    if not short:
+        return []
+    named = " and ".join(f"line {line}" for line in sorted(short))
+    return [f"no program runs the loop in {named} twice: add a case that is larger, such as one with more rows"]
 
 
 def grade(folder, action):
@@ -492,6 +628,7 @@ def grade(folder, action):
         verdict |= {
             "passed": True,
             "sentence": sentence,
+            "interpreted": grading.INTERPRETED,
             "lines": time_task(task, folder.name) if action == "time" else [],
         }
     except Wrong as wrong:
@@ -584,4 +721,5 @@ def time_task(task, name):
 if __name__ == "__main__":
     if grading.INTERPRETED:
         supply_libdevice()
+        supply_wrap_triton()
     grading.answer_jobs(grade, *sys.argv[1:])

@@ -13,7 +13,7 @@ import torch
 import triton
 import triton.language as tl
 from triton.runtime import interpreter
-from triton.runtime.interpreter import InterpreterBuilder, ReduceOps, ScanOps, TensorHandle
+from triton.runtime.interpreter import GridExecutor, InterpreterBuilder, ReduceOps, ScanOps, TensorHandle
 
 from common.measuring.guarded_memory import BAND, UNWRITTEN, bits, extent, launches, mark
 
@@ -147,6 +147,11 @@ def supply_libdevice():
             setattr(library, name, by_torch(name) if name in OF_TORCH else refused(name))
 
 
+def supply_wrap_triton():
+    """Let torch.library.wrap_triton return an interpreted kernel as it is, as PyTorch 2.13 does; 2.11 refuses it."""
+    torch.library.wrap_triton = lambda kernel: kernel
+
+
 # ---------------------------------------------------------------- loads and stores
 
 
@@ -178,6 +183,7 @@ class Watch(contextlib.ExitStack):
     stores: address of a tensor -> what to do about the first store outside it.
     unwritten: None, or words on the first load of what nobody has written.
     undefined: None, or words on the first masked load that names no other.
+    lines: (file, line) of loads and stores, and of what they are called from. repeated: those that a program ran twice.
     """
 
     def __init__(self, inputs, outputs, allocated=()):
@@ -188,11 +194,16 @@ class Watch(contextlib.ExitStack):
         self.grid = (1, 1, 1)
         self.fault, self.stores = None, {}
         self.unwritten = self.undefined = None
+        self.added = None  # or the line and the tensor of the first addition to what nobody has written
+        self.stored_again = None  # or the tensor, the element and the programs that stored it
+        self.lines, self.repeated = set(), set()
+        self.running, self.paths = None, set()  # the program that runs, and how it came to its loads and stores
         self.masked = True  # does the load or store that runs have a mask?
         self.atomics = False  # has this launch had an atomic operation? Then a program can wait for another one.
 
     def start_launch(self, name):
         self.atomics = False
+        self.running = None
         for tensor in self.allocated[self.taken :]:
             self.tensors.append(Watched(describe_shape(tensor), tensor, True))
         self.taken = len(self.allocated)
@@ -209,6 +220,42 @@ class Watch(contextlib.ExitStack):
             _, tensor, _, sentence = self.fault
             return sentence.replace("the tensor", tensor.name, 1)
         return self.unwritten
+
+    @property
+    def unset(self):
+        """Return words on the first addition to what nobody has written, or None; a tensor may get its name later."""
+        if not self.added:
+            return None
+        line, tensor = self.added
+        return f"line {line} adds to {tensor.name}, which nothing has set before: allocate it with torch.zeros"
+
+    @property
+    def shared(self):
+        """Return words on an element that two programs stored alike, or None; a tensor may get its name later."""
+        if not self.stored_again:
+            return None
+        tensor, element, programs = self.stored_again
+        said = (
+            f"{programs} both store element {element} of {tensor.name}: do they count the same work twice? A loop over"
+        )
+        return f"{said} rows begins at the program's number and steps by the number of programs"
+
+    def note_lines(self, builder):
+        """Note the lines that the kernel has come to a load or store by, and whether this program was there before."""
+        program = self.program(builder)
+        if program != self.running:
+            self.running, self.paths = program, set()
+        path = []
+        frame = sys._getframe()
+        while frame and frame.f_code is not GridExecutor.__call__.__code__:
+            if not frame.f_code.co_filename.startswith(NOT_THE_KERNEL):
+                path.append((frame.f_code.co_filename, frame.f_lineno, frame.f_lasti))
+            frame = frame.f_back
+        lines = {(file, line) for file, line, _ in path}
+        self.lines |= lines
+        if tuple(path) in self.paths:
+            self.repeated |= lines
+        self.paths.add(tuple(path))
 
     def program(self, builder):
         """Return the number of the program that runs, in the order in which the interpreter runs them."""
@@ -278,6 +325,7 @@ class Watch(contextlib.ExitStack):
         elif tensor.is_output and not self.unwritten:
             places = (addresses - tensor.start) // tensor.size
             if (tensor.bits[places] == tensor.unwritten).any():
+                self.added = kernel_line(), tensor
                 self.unwritten = (
                     f"line {kernel_line()} adds to elements of {tensor.name} that nobody has written: zero it"
                 )
@@ -296,6 +344,7 @@ class Watch(contextlib.ExitStack):
 
     def checked_load(self, load):
         def masked_load(builder, pointers, mask, other, *rest):
+            self.note_lines(builder)
             self.check_load(builder, pointers.data[mask.data.astype(bool)].astype(np.int64))
             if other is None and not self.undefined and not mask.data.all():
                 self.undefined = f"line {kernel_line()} loads without other, so what is masked off is undefined"
@@ -305,6 +354,7 @@ class Watch(contextlib.ExitStack):
 
     def checked_store(self, store):
         def masked_store(builder, pointers, value, mask, *rest):
+            self.note_lines(builder)
             lanes = np.flatnonzero(mask.data)
             addresses = pointers.data.reshape(-1)[lanes].astype(np.int64)
             output = self.find(addresses) if lanes.size else None
@@ -320,6 +370,11 @@ class Watch(contextlib.ExitStack):
             lost = output.bits[places] != wanted
             replaced = (writers > 0) & (writers != mine) & (before != wanted)
             twice = (lost | replaced).nonzero()[0]
+            again = ((writers > 0) & ((writers - 1) // LANES != self.program(builder))).nonzero()[0]
+            if again.size and not self.stored_again:
+                lane = again[0]
+                programs = {self.name_program((n - 1) // LANES) for n in (writers[lane], mine[lane])}
+                self.stored_again = output, places[lane], " and ".join(sorted(programs))
             if twice.size:
                 first = twice[0]
                 programs = {self.name_program((n - 1) // LANES) for n in (writers[first] or mine[first], mine[first])}
@@ -341,6 +396,7 @@ class Watch(contextlib.ExitStack):
     def checked_update(self, update):
         def atomic_rmw(builder, operation, pointers, value, mask, *rest):
             self.atomics = True
+            self.note_lines(builder)
             addresses = pointers.data[mask.data.astype(bool)].astype(np.int64)
             if addresses.size and not self.fault:
                 self.check_update(builder, addresses)

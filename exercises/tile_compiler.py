@@ -15,15 +15,26 @@ POINTERS = {"qkv_ptr": "*fp32", "o_ptr": "*fp32", "lse_ptr": "*fp32"}
 CONSTANTS = {"H": 2, "K": 1, "D": 128, "PRECISION": "ieee"}
 
 
+def obstacle():
+    """Return why the installed Triton cannot compile for an AMD GPU, or None where it can."""
+    import triton
+    from triton.backends import backends
+
+    if "amd" not in backends:
+        return f"this build of Triton {triton.__version__} has no compiler for AMD GPUs"
+    if tuple(map(int, triton.__version__.split(".")[:2])) < (3, 5) and not os.path.exists("/opt/rocm/llvm/bin/ld.lld"):
+        return f"needs Triton 3.5 or newer to be compiled without ROCm, this is {triton.__version__}"
+    return None
+
+
 def compile_tile(queries, keys, warps, stages):
     """Return registers, spilled registers and shared bytes of the kernel, or a sentence if it does not compile."""
-    import triton
     from triton import TritonError, compile
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    if tuple(map(int, triton.__version__.split(".")[:2])) < (3, 5) and not os.path.exists("/opt/rocm/llvm/bin/ld.lld"):
-        return f"needs Triton 3.5 or newer to be compiled without ROCm, this is {triton.__version__}"
+    if why := obstacle():
+        return why
     kernel = load_version(3).attention_forward_kernel
     constants = {**CONSTANTS, "BLOCK_Q": queries, "BLOCK_K": keys}
     types = POINTERS | {"T": "i32", "scale": "fp32"}

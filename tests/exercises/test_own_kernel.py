@@ -12,6 +12,7 @@ from processes import run_file
 
 sys.path.insert(0, str(REPOSITORY / "exercises"))
 import check
+import compilation
 import grading
 import own_kernel
 import strict_interpreter
@@ -291,10 +292,14 @@ def small(folder, body, formula, dtypes="torch.float32", allocate="empty_like(x)
 
 
 IN_INTEGERS = {"formula": "torch.full_like(x, 77, dtype=torch.int32)", "allocate": "empty_like(x, dtype=torch.int32)"}
+TUNE = "@triton.autotune([triton.Config({{'BLOCK': 4}}, num_warps=w) for w in (4, 8)], key=['n']{})"
+TUNED = {"extra": TUNE.format(", reset_to_zero=['y_ptr']"), "block": ""}
+UNRESET = {"extra": TUNE.format(""), "block": ""}
 ADDED = {"body": "tl.atomic_add(y_ptr, tl.sum(x, 0))", "formula": "x.sum()[None]"}
 NO_FAULTS = {
     "atomics": ADDED | {"allocate": "zeros(1)"},
     "the mark of integers": IN_INTEGERS | {"body": "tl.store(y_ptr + i, tl.full([BLOCK], 77, tl.int32), mask=i < n)"},
+    "added to, and set to zero before each timing": ADDED | TUNED | {"allocate": "zeros(1)"},
     "tiles that Triton chooses": {
         "body": "tl.store(y_ptr + i, 2 * x, mask=i < n)",
         "formula": "2 * x",
@@ -323,7 +328,17 @@ def test_what_is_no_fault(tmp_path, name):
 @pytest.mark.parametrize(
     ("arguments", "kind", "said"),
     [
-        (ADDED | {"allocate": "empty(1)"}, "unwritten", "never written"),
+        (
+            ADDED | {"allocate": "empty(1)"},
+            "unwritten",
+            "y: line 11 adds to y, which nothing has set before: allocate it with torch.zeros",
+        ),
+        (ADDED | TUNED | {"allocate": "empty(1)"}, "unwritten", "nothing has set before"),
+        (
+            ADDED | UNRESET | {"allocate": "zeros(1)"},
+            "value",
+            "wrong only in the first call, in which triton.autotune runs the kernel many times: name in reset_to_zero",
+        ),
         ({"body": "tl.atomic_add(y_ptr + i, x)", "formula": "x", "allocate": "zeros_like(x)"}, "stray load", "updates"),
         (IN_INTEGERS | {"body": "tl.store(y_ptr + i, i, mask=i < n)"}, "value", "instead of 77"),
     ],
@@ -331,6 +346,67 @@ def test_what_is_no_fault(tmp_path, name):
 def test_what_is_a_fault(tmp_path, arguments, kind, said):
     verdict = small(tmp_path, **arguments)
     assert verdict["kind"] == kind and said in verdict["sentence"], verdict
+
+
+def tiles(*sizes):
+    return f"@triton.autotune([triton.Config({{'BLOCK': size}}) for size in {sizes}], key=['n'])"
+
+
+DOUBLED = {"body": "tl.store(y_ptr + i, 2 * x, mask=i < n)", "formula": "2 * x", "block": ""}
+
+
+@interpreted
+@pytest.mark.parametrize("order", [(8, 2), (2, 8), (2, 2, 8), (8, 4, 2)], ids=str)
+def test_a_configuration_that_fails_is_named_in_any_order(tmp_path, order):
+    verdict = small(tmp_path, **DOUBLED, extra=tiles(*order))
+    assert (verdict["kind"], verdict["case"]) == ("unwritten", "n 8, float32"), verdict
+    assert re.match(r"with BLOCK 2, not with BLOCK 8: y: \d+ of 8 elements are never written", verdict["sentence"])
+
+
+@interpreted
+def test_no_configuration_is_named_where_all_are_wrong(tmp_path):
+    verdict = small(tmp_path, **DOUBLED, extra=tiles(2, 1))
+    assert verdict["kind"] == "unwritten" and "with BLOCK" not in verdict["sentence"], verdict
+
+
+@interpreted
+def test_a_configuration_that_raises_is_named(tmp_path):
+    body = "tl.static_assert(BLOCK == 4)\n    tl.store(y_ptr + i, 2 * x, mask=i < n)"
+    verdict = small(tmp_path, **DOUBLED | {"body": body}, extra=tiles(4, 8))
+    assert verdict["kind"] == "crash" and verdict["sentence"].startswith("with BLOCK 8, not with BLOCK 4: line 11: ")
+
+
+@interpreted
+@pytest.mark.parametrize(("sizes", "said"), [((8, 11), True), ((8, 19), False)])
+def test_a_loop_that_never_runs_twice_is_named(tmp_path, sizes, said):
+    """Of four programs, each takes one tile of 16 elements; of 17, one takes two."""
+    body = """tl.store(y_ptr + i, 0 * x, mask=i < n)
+    for start in range(4 * tl.program_id(0), n, 16):
+        j = start + tl.arange(0, BLOCK)
+        tl.store(y_ptr + j, 2 * tl.load(x_ptr + j, mask=j < n, other=0.0), mask=j < n)"""
+    kernel = SMALL.format(extra="", body=body, allocate="empty_like(x)", block=", 4").replace(
+        "cdiv(x.numel(), 4)", "cdiv(16, 4)"
+    )
+    task = SMALL_TASK.format(dtypes="torch.float32", formula="2 * x").replace('"n": 8', f'"n": {sizes[0]}')
+    verdict = verdict_on(tmp_path, kernel=kernel, task=task.replace('"n": 11', f'"n": {sizes[1]}'))
+    assert verdict["passed"], verdict
+    assert ("no program runs the loop in line 12 twice" in verdict["sentence"]) == said, verdict
+
+
+@interpreted
+def test_programs_that_repeat_each_other_s_rows_are_named(tmp_path):
+    """Each stores the same values, but the sums count rows several times."""
+    body = """total = tl.load(x_ptr) * 0
+    for j in range(tl.program_id(0), n):
+        value = tl.load(x_ptr + j)
+        tl.store(y_ptr + j, value)
+        total += value
+    tl.store(y_ptr + n + tl.program_id(0), total)"""
+    programs = "-(-x.numel() // 4)"
+    formula = f"torch.cat([x, torch.stack([x[p :: {programs}].sum() for p in range({programs})])])"
+    verdict = small(tmp_path, body, formula, allocate=f"empty(x.numel() + {programs})")
+    assert verdict["kind"] == "value", verdict
+    assert "begins at the program's number and steps by the number of programs" in verdict["sentence"], verdict
 
 
 @interpreted
@@ -405,6 +481,51 @@ def test_a_function_of_a_package_is_imported_as_its_part(tmp_path):
     assert verdict["passed"], verdict["sentence"]
 
 
+# ---------------------------------------------------------------- what passes must compile
+
+STORE = "tl.store(y_ptr + i, 2 * x, mask=i < n)"
+SUM = "total = 0.0\n    for j in range(2):\n        total += x\n    tl.store(y_ptr + i, total, mask=i < n)"
+EXTENDED = f"@triton.jit\ndef twice(x):\n    {SUM.split('    tl.store')[0]}    return total\n"
+COMPILED = {  # what is added before the kernel, its body, whether it compiles, and what is said
+    "right": ("", STORE, True, "; compiles for gfx942"),
+    "autotuned": (tiles(4, 8), STORE, True, "; compiles for gfx942"),
+    "number": (
+        "",
+        SUM,
+        False,
+        "line 12: Triton's interpreter runs it, but the compiler refuses it: Loop-carried variable",
+    ),
+    "global": ("", STORE.replace("2", "SCALE"), False, "Cannot access global variable SCALE"),
+    "callee": (EXTENDED, "tl.store(y_ptr + i, twice(x), mask=i < n)", False, "line 8: Triton's interpreter runs it"),
+    "second": (tiles(4, 8), f"if BLOCK == 8:\n        x += SCALE\n    {STORE}", False, "variable SCALE"),
+}
+
+
+@pytest.mark.slow
+@interpreted
+@pytest.mark.skipif(compilation.obstacle() is not None, reason="Triton compiles for a GPU that it sees only")
+def test_what_passes_must_compile(tmp_path):
+    for name, (extra, body, *_) in COMPILED.items():
+        (tmp_path / name).mkdir()
+        if "SCALE" in body:
+            extra = f"SCALE = {2 if name == 'global' else 0}\n{extra}"
+        block = "" if "autotune" in extra else ", 4"
+        kernel = SMALL.format(extra=extra, body=body, allocate="empty_like(x)", block=block)
+        (tmp_path / name / "kernel.py").write_text(kernel)
+        (tmp_path / name / "task.py").write_text(SMALL_TASK.format(dtypes="torch.float32", formula="2 * x"))
+    jobs = [(tmp_path / name, "check") for name in COMPILED]
+    verdicts = check.grade(jobs, timeout=600, program="own_kernel.py")
+    for (name, (_, _, passes, said)), verdict in zip(COMPILED.items(), verdicts, strict=True):
+        assert verdict["passed"] == passes and said in verdict["sentence"], (name, verdict)
+        assert passes or verdict["kind"] == "compile"
+
+
+def test_without_a_compiler_that_is_said(tmp_path, monkeypatch):
+    monkeypatch.setattr(compilation, "obstacle", lambda: "it has none")
+    verdict = compilation.judge_compilation(tmp_path, "check")
+    assert verdict == {"passed": True, "sentence": "not compiled: it has none"}
+
+
 # ---------------------------------------------------------------- check.py
 
 
@@ -476,7 +597,7 @@ def test_times_stand_beside_pytorch_s_and_a_copy(tmp_path, monkeypatch):
 def test_the_page_is_right_as_it_is_typed(tmp_path):
     page = (REPOSITORY / "exercises" / "YOUR_OWN_KERNEL.md").read_text()
     assert len(page.split()) <= 1000
-    task, kernel, function, tuned, _, operator = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    task, kernel, function, tuned, script, _, operator = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     folder = tmp_path / "my_layernorm"
     program = REPOSITORY / "exercises" / "check.py"
     run_file(program, "new", folder)
@@ -498,8 +619,15 @@ def test_the_page_is_right_as_it_is_typed(tmp_path):
     asked = re.search(r'`(GRADIENTS = \("x".*?)`', page)[1]
     (folder / "task.py").write_text(typed.replace(gradients, asked))
     layer = kernel.split("def my_layernorm(")[0] + function
-    assert "my_layernorm passed: 3 cases" in said(layer.replace("@triton.jit", tuned + "@triton.jit", 1))
+    passed = printed[0].replace("no gradients", "gradients of x, w, b")
+    assert said(layer.replace("@triton.jit", tuned + "@triton.jit", 1)) == passed
     wrapped = re.search(r"`(torch\.library\.wrap_triton.*?)`", page)[1]
-    apply = operator + "\n\ndef my_layernorm(x, w, b, eps):\n    return my_op(x, w, b, eps)\n"
-    as_operator = layer.replace("my_layernorm_forward[(rows,)](", wrapped) + "\n\n" + apply
-    assert "what mine.layernorm allocates is not watched" in said(as_operator)
+    returned = re.search(r"`(my_op\(.*?)`", page)[1]
+    body = layer.replace("my_layernorm_forward[(rows,)](", wrapped).split("def my_layernorm(")[0]
+    assert said(f"{body}{operator}\n\ndef my_layernorm(x, w, b, eps):\n    return {returned}\n") == passed
+
+    before = "import torch\nx, w, b = torch.randn(2, 3, 6), torch.randn(6), torch.randn(6)\n"
+    after = "assert torch.allclose(y, torch.nn.functional.layer_norm(x, (6,), w, b), atol=1e-6)\nprint('right')\n"
+    (tmp_path / "script.py").write_text(before + script + after)
+    (folder / "kernel.py").write_text(head + layer)
+    assert run_file(tmp_path / "script.py", cwd=tmp_path, TRITON_INTERPRET="1").stdout == "right\n"

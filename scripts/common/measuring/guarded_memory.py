@@ -18,6 +18,7 @@ import math
 from unittest import mock
 
 import torch
+from torch._library.custom_ops import OPDEFS
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 from triton.runtime.interpreter import InterpretedFunction
@@ -87,8 +88,8 @@ class GuardedMemory(TorchDispatchMode):
     """While entered, what PyTorch allocates in this thread, or in a backward of it, lies between guard bands.
 
     tensors: all of them, in order; what torch.empty and its kin allocate is marked as never written.
-    opaque: names of operations that are not PyTorch's own, such as those of torch.library: what they allocate on the
-    way is not seen.
+    opaque: names of operations that are neither PyTorch's own nor functions given to torch.library.custom_op or
+    triton_op: what they allocate on the way is not seen.
     """
 
     @classmethod
@@ -102,6 +103,9 @@ class GuardedMemory(TorchDispatchMode):
         self.opaque = set()
 
     def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        if function := function_behind(operation):
+            with self:
+                return function(*args, **(kwargs or {}))
         known = set()
         for kind in (torch.Tensor, torch.UntypedStorage):
             tree_map_only(kind, lambda value: known.add(address(value)), (args, kwargs))
@@ -122,6 +126,12 @@ class GuardedMemory(TorchDispatchMode):
             return view
 
         return tree_map_only(torch.Tensor, guard, results)
+
+
+def function_behind(operation):
+    """Return the function that torch.library made an operation of, or None; no public name leads to it."""
+    definition = OPDEFS.get(operation.name().partition(".")[0])
+    return definition._init_fn if definition else None
 
 
 def address(value):
