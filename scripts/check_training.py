@@ -983,7 +983,10 @@ class Watch(Watcher):
         if self.blind() or self.clock.phase == "backward":  # where activation checkpointing repeats modules
             return
         first = next(module.parameters(), None)
-        if module in self.models.inner or first is None or not has_values(first):
+        if first is None or not has_values(first):
+            return
+        if module in self.models.inner:  # called by itself: a part of a model may be used before the model is
+            self.follow_from_here()
             return
         if module not in self.models.outermost:
             with self.clock.paused():
@@ -996,8 +999,12 @@ class Watch(Watcher):
         self.running.module = module
         self.running.depth = 1
         self.notice(module)
+        self.follow_from_here()
+
+    def follow_from_here(self):
+        """Mark what is computed from trained parameters, in the steps in which that is looked at."""
         known = self.compiles or not self.hidden.has_compiled()  # where does compiled code run?
-        if phase == "forward" and 1 <= len(self.steps) < LOOK and known:
+        if torch.is_grad_enabled() and 1 <= len(self.steps) < LOOK and known:
             self.follow.begin()
 
     def forget_trainable(self, module):

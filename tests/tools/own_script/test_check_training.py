@@ -699,6 +699,16 @@ def test_a_second_loss_of_the_same_forward_is_followed_too(check, write, parts, 
     assert (status, kinds(report)) == (int(cut), ["dead_term"] * cut), printed
 
 
+@pytest.mark.parametrize("cut", [False, True])
+def test_a_term_of_a_part_that_is_called_before_the_model_is_followed_too(check, write, cut):
+    """Such as the embeddings of a matrix factorization, whose norms are a term of the loss."""
+    text = "for step in range(9):\n    x = torch.randn(6, 4)\n"
+    text += f"    norm = model[0](x){'.detach()' * cut}.square().mean()\n    loss = model(x).square().mean() + norm\n"
+    text += "    optimizer.zero_grad()\n    loss.backward()\n    optimizer.step()\n"
+    status, report, printed = check(write(HEAD + text), options=["--no-slopes"])
+    assert (status, kinds(report)) == (int(cut), ["dead_term"] * cut), printed
+
+
 @pytest.mark.parametrize(
     ("term", "told"),
     [
