@@ -127,16 +127,17 @@ def minutes_of(number):
 
 
 def header(page):
-    """Return the line below a page's title: "Session 1, measure: 35 minutes (steps 1 to 3)"; two sessions, both."""
+    """Return the line below a page's title, as "Session 1, measure; this page, steps 1 to 3: 35 minutes"."""
     uses = []
     for number, (name, _, work) in SESSIONS.items():
         for label, target, minutes in work:
             if target == page:
                 _, _, part = label.partition(", ")
-                uses.append(f"Session {number}, {name}: {minutes} minutes" + (f" ({part})" if part else ""))
+                read = f"this page, {part}" if part else "this page"
+                uses.append(f"Session {number}, {name}; {read}: {minutes} minutes")
     if not uses:
         raise ValueError(f"{page} is in no session")
-    return "; ".join(uses)
+    return ". ".join(uses)
 
 
 def after(page):
@@ -159,7 +160,7 @@ def table_row(number):
     """Return the session's row in the timetable of version3_triton/README_WORKSHOP.md."""
     name, idea, work = SESSIONS[number]
     links = [f"{linked(label, page, f'{V3}/README_WORKSHOP.md')} {minutes}" for label, page, minutes in work]
-    return f"| {number} {name} | {idea} | {'; '.join(links)} |"
+    return f"| {number} {name} | {idea} | {'<br>'.join(links)} |"
 
 
 def work_rows(number):

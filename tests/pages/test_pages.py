@@ -177,8 +177,8 @@ def test_the_road_leads_through_the_whole_timetable():
 @pytest.mark.parametrize(
     ("page", "stated"),
     [
-        ("exercises/GPU.md", "Session 1, measure: 15 minutes"),
-        (f"{V1}/exercises/exercise_1_baseline_analysis.md", "Session 1, measure: 35 minutes (steps 1 to 3)"),
+        ("exercises/GPU.md", "Session 1, measure; this page: 15 minutes"),
+        (f"{V1}/exercises/exercise_1_baseline_analysis.md", "Session 1, measure; this page, steps 1 to 3: 35 minutes"),
     ],
 )
 def test_a_page_states_its_session_and_minutes(page, stated):
@@ -189,7 +189,8 @@ def test_a_page_states_its_session_and_minutes(page, stated):
 def test_a_page_of_two_sessions_names_both_and_both_next_pages(monkeypatch):
     first = ("measure", "", [("a", "a.md", 5), ("b", "b.md", 10)])
     monkeypatch.setattr(sessions, "SESSIONS", {1: first, 2: ("fuse", "", [("a, step 2", "a.md", 7), ("c", "c.md", 1)])})
-    assert header("a.md") == "Session 1, measure: 5 minutes; Session 2, fuse: 7 minutes (step 2)"
+    both = "Session 1, measure; this page: 5 minutes. Session 2, fuse; this page, step 2: 7 minutes"
+    assert header("a.md") == both
     assert sessions.after("a.md") == ["b.md", "c.md"] and sessions.after("b.md") == ["a.md"]
     assert sessions.after("c.md") == []
 
@@ -212,7 +213,7 @@ def test_a_part_of_a_page_takes_less_than_the_whole():
         text = page.read_text()
         whole = re.search(r"All of it takes (\d+) minutes", text)
         stated = header(str(page.relative_to(REPOSITORY)))
-        assert ("(steps" in stated) == bool(whole), page
+        assert (", steps" in stated) == bool(whole), page
         assert not whole or int(whole[1]) > int(re.search(r"(\d+) minutes", stated)[1]), page
 
 
