@@ -331,12 +331,21 @@ def graph_table(recorded):
 # ---------------------------------------------------------------- the other parts
 
 
+RIVALS = ("torch.compile", "Liger")  # beside PyTorch's own function, which every record has
+
+
 def kernels_table(recorded):
-    """Return each of version 3's kernels with the ceiling and the times of its rivals."""
+    """Return each of version 3's kernels with the ceiling and the times of its rivals.
+
+    A rival that the record never timed has no column.
+    """
     kernels = recorded.json("kernels", "kernels.json")
+    operations = kernels["operations"] if kernels else []
+    measured = {c["name"] for operation in operations for c in operation["candidates"] if "us" in c}
+    rivals = [rival for rival in RIVALS if rival in measured]
     lines = []
     faster = []
-    for operation in kernels["operations"] if kernels else []:
+    for operation in operations:
         timed = {c["name"]: c for c in operation["candidates"] if "us" in c}
         if ours := timed.pop("V3", None):
             ratios_of = {name: one["us"]["median"] / ours["us"]["median"] for name, one in timed.items()}
@@ -347,7 +356,7 @@ def kernels_table(recorded):
                 cells = [f"{ratios_of[sdpa]:.2f}, {sdpa.removeprefix('SDPA ')}"]
             else:
                 cells = [f"{ratios_of['PyTorch']:.2f}" if "PyTorch" in ratios_of else "-"]
-            cells += [f"{ratios_of[rival]:.2f}" if rival in ratios_of else "-" for rival in ("torch.compile", "Liger")]
+            cells += [f"{ratios_of[rival]:.2f}" if rival in ratios_of else "-" for rival in rivals]
             cells += [f"{ours['us']['median']:.1f}", f"{ours['rate']:,.0f} {operation['unit']}"]
             cells.append(f"{100 * ours['share']:.0f} %")
             lines.append([name, *cells])
@@ -356,7 +365,8 @@ def kernels_table(recorded):
     rates = ", ".join(f"{SHORT_PRECISIONS[p]} {rate:,.0f}" for p, rate in kernels["ceilings"]["product"].items())
     copy = f"A large copy reaches {kernels['ceilings']['copy']:,.0f} GB/s (bytes read plus bytes written)"
     matmuls = f"8192³ matmuls reach {rates} TFLOP/s"
-    header = ["V3's kernel", "PyTorch's time / V3's", "torch.compile's", "Liger's", "V3 us", "rate", "of the ceiling"]
+    header = ["V3's kernel", "PyTorch's time / V3's", *(f"{rival}'s" for rival in rivals)]
+    header += ["V3 us", "rate", "of the ceiling"]
     told = f"{copy}, and {matmuls}. Each kernel ran on its own, in {SHORT_PRECISIONS[kernels['dtype']]}."
     if faster:
         told += f" Faster than V3's, with their time / V3's: {'; '.join(faster)}."

@@ -272,6 +272,26 @@ def test_tables_by_hand(table, line, recorded):
     assert "Hugging Face" not in text
 
 
+@pytest.mark.parametrize(
+    ("missing", "header"),
+    [
+        ((), "| torch.compile's | Liger's | V3 us |"),
+        (("Liger",), "| PyTorch's time / V3's | torch.compile's | V3 us |"),
+        (("torch.compile", "Liger"), "| PyTorch's time / V3's | V3 us |"),
+    ],
+)
+def test_a_rival_that_no_kernel_was_timed_with_has_no_column(missing, header, recorded):
+    path = recorded / "kernels" / "kernels.json"
+    content = json.loads(path.read_text())
+    (rope,) = content["operations"]
+    norm = rope | {"operation": "RMSNorm forward", "candidates": rope["candidates"][:2]}  # the first has no rival
+    rope["candidates"] = [one for one in rope["candidates"] if one["name"] not in missing]
+    path.write_text(json.dumps(content | {"operations": [norm, rope]}))
+    text = ladder.tables_of(Record(recorded))["kernels"]
+    assert header in text
+    assert len({line.count("|") for line in text.splitlines() if line.startswith("|")}) == 1
+
+
 def test_the_ladder_has_dots_where_nothing_was_measured(recorded):
     tables = ladder.tables_of(Record(recorded))
     assert "peers" not in tables and tables["ladder"] == tables["ladder_small"]
