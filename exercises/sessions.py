@@ -151,6 +151,15 @@ def kernels(number):
     return [label[7:9] for label, _, _ in SESSIONS[number][2] if label.startswith("kernel ")]
 
 
+def ends(page):
+    """Return the number of the session whose work ends with a page; what is left for home follows later. Or None."""
+    for number, (_, _, work) in SESSIONS.items():
+        done_here = [target for label, target, _ in work if not label.endswith(AT_HOME)]
+        if page == done_here[-1]:
+            return number
+    return None
+
+
 def linked(label, target, page):
     """Return the label as a link that leads from one page to another."""
     return f"[{label}]({os.path.relpath(target, os.path.dirname(page))})"

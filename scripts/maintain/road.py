@@ -1,11 +1,11 @@
-"""Lead every reader: each page of the timetable says its session and minutes, and its last links have the next page.
+"""Lead every reader: each page of the timetable says its session and minutes, and its last link is the next page.
 
     python scripts/maintain/road.py                # does every page lead on?
-    python scripts/maintain/road.py --write        # write the headers, and the links of pages that have none yet
+    python scripts/maintain/road.py --write        # write the headers and the ends of sessions
 
-The timetable is exercises/sessions.py. From it come the table on version 3's page, the slides' lists of steps, and the
-header below each page's title. The last paragraph, which begins with Next, may link to other pages behind the next
-one. A page that two sessions use names both.
+The timetable is exercises/sessions.py. From it come the table on version 3's page, the slides' lists of steps, the
+header below each page's title, and the line before the last Next with which a session ends. That Next stays in the
+page's own words, but the last link of the page must lead to the next page. A page that two sessions use names both.
 """
 
 import os
@@ -22,16 +22,30 @@ from maintain.pages import write_or_check
 
 HEADER = re.compile(r"\n\*Session \d.*\*\n")
 NEXT = re.compile(r"^[^\n]*?(\*+Next\*+:|\*+Next:\*+)", re.MULTILINE)
+END = re.compile(r"^\*\*Session \d ends here\.\*\*.*\n\n", re.MULTILINE)
+QUESTIONS = "exercises/QUESTIONS.md"
+AFTER_THE_LAST = [".github/CONTRIBUTING.md"]
 
 
-def last_links(page, text):
-    """Return the targets of the links after the last Next of a page, as paths from the repository's top."""
+def after_next(text):
+    """Return what follows the last Next of a page."""
     found = [match.end() for match in NEXT.finditer(text)]
-    if not found:
-        return []
-    paragraph = text[found[-1] :].split("\n\n")[0]
-    targets = re.findall(r"\]\(([^)#]+)", paragraph)
-    return [os.path.normpath(os.path.join(os.path.dirname(page), target)) for target in targets]
+    return text[found[-1] :] if found else ""
+
+
+def targets(page, text):
+    """Return the targets of the links in a page's text, those in the repository as paths from its top."""
+    links = re.findall(r"\]\(([^)#]+)", text)
+    return [link if "://" in link else os.path.normpath(os.path.join(os.path.dirname(page), link)) for link in links]
+
+
+def fault_of_next(page, text):
+    """Say in which way the last link of a page doesn't lead to the next page; return None if it does."""
+    wanted = sessions.after(page) or AFTER_THE_LAST
+    found = targets(page, after_next(text))[-len(wanted) :]
+    if found == wanted:
+        return None
+    return f"its last link is {' and '.join(found) or 'missing'}, the next page is {' and '.join(wanted)}"
 
 
 def with_header(page, text):
@@ -43,14 +57,23 @@ def with_header(page, text):
     return f"{title}\n{header}{rest}"
 
 
-def with_next(page, text):
-    """Return a page's text with a link to the page that follows, at its end, if none of its last links is that one."""
-    links = last_links(page, text)
-    missing = [after for after in sessions.after(page) if after not in links]
-    for after in missing:
-        title = (REPOSITORY / after).read_text().split("\n")[0].removeprefix("# ")
-        text = f"{text.rstrip()}\n\n**Next:** [{title}]({os.path.relpath(after, os.path.dirname(page))})\n"
-    return text
+def with_end(page, text):
+    """Return a page's text with the line that ends its session before its last Next, or without that line."""
+    text = END.sub("", text)
+    number = sessions.ends(page)
+    if number is None or number not in with_questions():
+        return text
+    anchor = f"session-{number}-{sessions.SESSIONS[number][0].replace(' ', '-').lower()}"
+    link = os.path.relpath(QUESTIONS, os.path.dirname(page))
+    at = [match.start() for match in NEXT.finditer(text)][-1]
+    line = f"**Session {number} ends here.** Answer its [ten questions]({link}#{anchor}).\n\n"
+    return text[:at] + line + text[at:]
+
+
+def with_questions():
+    """Return the numbers of the sessions that have questions: all but the optional one."""
+    headings = re.findall(r"^## Session (\d): ", (REPOSITORY / QUESTIONS).read_text(), re.MULTILINE)
+    return [int(number) for number in headings]
 
 
 def with_rows(text, rows):
@@ -69,7 +92,7 @@ def pages():
     found = {}
     for page in dict.fromkeys(sessions.steps()):
         text = (REPOSITORY / page).read_text()
-        found[REPOSITORY / page] = with_next(page, with_header(page, text))
+        found[REPOSITORY / page] = with_end(page, with_header(page, text))
     timetable = REPOSITORY / "version3_triton" / "README_WORKSHOP.md"
     found[timetable] = with_rows(timetable.read_text(), [sessions.table_row(number) for number in sessions.SESSIONS])
     for number in sessions.SESSIONS:
@@ -84,7 +107,12 @@ def main(argv=None):
     parser = Parser("road.py", __doc__, with_json=False)
     parser.add_argument("--write", action="store_true", help="write the pages instead of comparing them")
     options = parser.parse_args(argv)
-    return write_or_check(pages(), not options.write, "python scripts/maintain/road.py --write")
+    status = write_or_check(pages(), not options.write, "python scripts/maintain/road.py --write")
+    for page in dict.fromkeys(sessions.steps()):
+        if fault := fault_of_next(page, (REPOSITORY / page).read_text()):
+            print(f"{page}: {fault}", file=sys.stderr)
+            status = 1
+    return status
 
 
 if __name__ == "__main__":

@@ -146,27 +146,6 @@ def test_a_kernel_has_the_minutes_that_its_words_and_lines_need():
     assert {number: pair for number, pair in short.items() if pair[0] < pair[1] - 2.5} == {}
 
 
-def test_next_of_an_exercise_follows_the_timetable():
-    steps = sessions.steps()
-    for page, after in zip(steps, steps[1:], strict=False):
-        path = REPOSITORY / page
-        assert path.is_file(), page
-        if path.parent.name[:2] in EXERCISES:
-            link = re.search(r"\*\*Next:\*\* \[.*?\]\((.*?)\)", path.read_text())[1]
-            assert (path.parent / link).resolve() == REPOSITORY / after, page
-
-
-def test_next_of_a_guided_exercise_leads_on():
-    """The paragraph after "Next" links to the page that the timetable has next; it may name others."""
-    steps = sessions.steps()
-    for page, after in zip(steps, steps[1:], strict=False):
-        path = REPOSITORY / page
-        if re.fullmatch(r"version\d_\w+/exercises/\w+\.md", page) or path.name == "TRACES.md":
-            paragraph = re.split(r"^\*+Next", path.read_text(), flags=re.MULTILINE)[-1]
-            links = [(path.parent / link).resolve() for link in re.findall(r"\]\(([^)#]+)", paragraph)]
-            assert REPOSITORY / after in links, (page, after)
-
-
 # ---------------------------------------------------------------- the way through an exercise
 
 

@@ -135,7 +135,8 @@ def test_commands_of_a_page_are_found(tmp_path):
 def test_form_of_exercise_pages(page):
     """Questions and folded answers have the same numbers, and a link stays in sight while the answers are folded."""
     text = page.read_text(encoding="utf-8")
-    written = re.sub(r"</?picture>\n|<source .*>\n", "", road.HEADER.sub("", text))  # the rest is generated
+    written = road.END.sub("", road.HEADER.sub("", text))
+    written = re.sub(r"</?picture>\n|<source .*>\n", "", written)  # generated too
     lines = MARKER.sub("", written).splitlines()
     assert len(lines) <= 100 and max(map(len, lines)) <= 200
     *_, shown, folded, after = re.split("<details>|</details>", text)
@@ -170,8 +171,14 @@ WORK = [(REPOSITORY / page, minutes) for _, _, steps in SESSIONS.values() for _,
 
 
 def test_the_road_leads_through_the_whole_timetable():
-    """Each page has its session and minutes below its title, and a link to the next page behind its last Next."""
+    """Each page has its session and minutes below its title, its session's end, and the next page as its last link."""
     assert road.main([]) == 0
+
+
+@pytest.mark.parametrize("page", ["README.md", "version3_triton/README_WORKSHOP.md"])
+def test_an_entrance_leads_to_the_first_page(page):
+    """By the first link after its Next."""
+    assert road.targets(page, road.after_next((REPOSITORY / page).read_text()))[:1] == sessions.steps()[:1]
 
 
 @pytest.mark.parametrize(
@@ -195,17 +202,44 @@ def test_a_page_of_two_sessions_names_both_and_both_next_pages(monkeypatch):
     assert sessions.after("c.md") == []
 
 
+TWO_SESSIONS = {
+    1: ("measure", "", [("a", "a/page.md", 5), ("b", "b.md", 10)]),
+    2: ("fuse", "", [("a", "a/page.md", 5), ("c", "a/c.md", 10), ("d, at home", "d.md", 10)]),
+}
+
+
 @pytest.mark.parametrize(
-    ("end", "links"),
+    ("page", "end", "fault"),
     [
-        ("**Next:** [b](../b.md), or [c](c.md#d).\n", ["b.md", "a/c.md"]),
-        ("*Trouble*: [no](no.md). *Next*: [b](b.md).\n", ["a/b.md"]),
-        ("**Next**: [b](b.md)\n\n## More\n\n[c](c.md)\n", ["a/b.md"]),
-        ("[b](b.md)\n", []),
+        ("b.md", "**Next:** [x](x.md), then [a](a/page.md#part).\n", None),
+        ("b.md", "*Trouble*: [no](no.md). *Next*: [a](a/page.md).\n", None),
+        ("b.md", "**Next:** [a](a/page.md), or [x](x.md).\n", "its last link is x.md, the next page is a/page.md"),
+        (
+            "b.md",
+            "**Next**: [a](a/page.md)\n\n## More\n\n[x](https://x.org)\n",
+            "its last link is https://x.org, the next page is a/page.md",
+        ),
+        ("b.md", "[a](a/page.md)\n", "its last link is missing, the next page is a/page.md"),
+        ("a/page.md", "**Next:** [b](../b.md), or in session 2 [c](c.md).\n", None),
+        ("a/page.md", "**Next:** [c](c.md)\n", "its last link is a/c.md, the next page is b.md and a/c.md"),
+        ("d.md", "**Next:** [add](.github/CONTRIBUTING.md#add-something)\n", None),
+        ("d.md", "**Next:** [a](a/page.md)\n", "its last link is a/page.md, the next page is .github/CONTRIBUTING.md"),
     ],
 )
-def test_the_last_next_of_a_page_is_found(end, links):
-    assert road.last_links("a/page.md", f"# A\n\n**Next:** [x](x.md)\n\n{end}" if "Next" in end else end) == links
+def test_the_last_link_of_a_page_is_judged(page, end, fault, monkeypatch):
+    monkeypatch.setattr(sessions, "SESSIONS", TWO_SESSIONS)
+    assert road.fault_of_next(page, f"# A\n\n**Next:** [x](x.md)\n\n{end}" if "Next" in end else end) == fault
+
+
+def test_the_last_page_of_a_session_says_so_before_its_next(monkeypatch):
+    monkeypatch.setattr(sessions, "SESSIONS", TWO_SESSIONS)
+    assert [sessions.ends(page) for page in ("a/page.md", "b.md", "a/c.md", "d.md")] == [None, 1, 2, None]
+    told = "**Session 2 ends here.** Answer its [ten questions](../exercises/QUESTIONS.md#session-2-fuse).\n\n"
+    page = "# A\n\n*Next*: [x](x.md)\n\ntext\n\n{}*Next*: [b](b.md)\n"
+    assert road.with_end("a/c.md", page.format("")) == page.format(told)
+    old = told.replace("2", "9").replace("ten", "nine")
+    assert road.with_end("a/c.md", page.format(old)) == page.format(told)
+    assert road.with_end("d.md", page.format(told)) == page.format("")
 
 
 def test_a_part_of_a_page_takes_less_than_the_whole():
