@@ -236,10 +236,11 @@ def new_kernel(folder, function=None):
         if not pathlib.Path(file).is_file():
             raise Failure(2, f"{function} names no file: give its path, a colon and the function, such as norm.py:norm")
         path = os.path.relpath(pathlib.Path(file).resolve(), folder.resolve())
-        texts["task.py"] = texts["task.py"].replace(f"kernel.py:{folder.name}", f"{path}:{name}")
+        named = json.dumps(f"{path}:{name}", ensure_ascii=False)  # its quotes and escapes are Python's, too
+        texts["task.py"] = texts["task.py"].replace(f'"kernel.py:{folder.name}"', named)
     folder.mkdir(parents=True)
     for name, text in texts.items():
-        (folder / name).write_text(text, encoding="utf-8")
+        (folder / name).write_text(text, encoding="utf-8", errors="backslashreplace")
     then = "" if function else f"then write {folder / 'kernel.py'}, "
     print(f"made {folder}: put the shapes and the formula into {folder / 'task.py'}, {then}then run:")
     print(f"   python {relative(HERE / 'check.py')} {folder}")

@@ -43,6 +43,7 @@ from common.command_line import (
     on_cpu,
     positive,
     progress,
+    refuse_protected,
     run_tool,
 )
 from common.machine.description import SAME_RUN, describe, hash_of
@@ -353,6 +354,7 @@ def show(results, metrics):
 
 def benchmark(arguments, argv):
     """Run, compare, report; return the exit status."""
+    refuse_protected(arguments.results / "suite.json")
     cases = grid(arguments)
     record = describe(["benchmark_suite.py", *argv])
     status = 0

@@ -27,7 +27,18 @@ import time
 if __name__ == "__main__":
     sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
-from common.command_line import PRESETS, Failure, Parser, listed, numbers, on_cpu, positive, progress, run_tool
+from common.command_line import (
+    PRESETS,
+    Failure,
+    Parser,
+    listed,
+    numbers,
+    on_cpu,
+    positive,
+    progress,
+    refuse_protected,
+    run_tool,
+)
 from common.machine.description import SAME_RUN, describe, hash_of
 from common.measuring.runs import TimeLimit
 from common.versions import load_version
@@ -184,6 +195,7 @@ def measure(arguments, argv):
     """Measure the ladder's columns and print them; return the exit status."""
     record = describe([PROGRAM, *argv])
     file = results_file(arguments)
+    refuse_protected(file)
     columns = rungs.read_columns(file) if file.exists() else []
     arguments.results.mkdir(parents=True, exist_ok=True)
     limit = TimeLimit(arguments.time_limit)

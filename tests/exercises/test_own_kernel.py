@@ -546,6 +546,19 @@ def test_a_folder_for_a_function_that_exists(tmp_path, monkeypatch):
     assert 'FUNCTION = "../../norm.py:centered"' in (tmp_path / "mine" / "their_norm" / "task.py").read_text()
 
 
+HOSTILE = ['a"b', "a'b", "a\\", "a\nb", "-rf", "=1", "<img src=x>", "a\u202eb", "\udcff", "\U0001f600"]
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_function_s_file_may_have_any_name(name, tmp_path, monkeypatch):
+    """The task is Python, in which a quote of the name would end the string."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / f"{name}.py").write_text("def centered(x):\n    return x\n")
+    assert check.main(["new", "mine", f"./{name}.py:centered"]) == 0
+    task = own_kernel.load_own_task(tmp_path / "mine")
+    assert task.path == tmp_path / f"{name}.py" and task.function(1) == 1
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

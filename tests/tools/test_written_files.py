@@ -7,6 +7,7 @@ import sys
 import pytest
 
 import analyze_bottlenecks
+import benchmark_suite
 import check_training
 import compare_training
 import compare_versions
@@ -37,9 +38,14 @@ BEFORE_WORK = {  # tool: a command that names the file, and is refused before an
     "compare_versions.py": (compare_versions.main, ["--report", "."]),
     "generate_fusion_report.py": (generate_fusion_report.main, ["--output", KEPT]),
     "run_deepspeed_flops.py": (run_deepspeed_flops.main, ["--version", "1", "--profile-dir", "."]),
+    "benchmark_suite.py": (benchmark_suite.main, ["--results", ".", "--append", "--models", "v1"]),
     "execute_on_amd.py": (execute_on_amd.main, ["--json", KEPT, "--", "train.py"]),
 }
-NAMES = {"compare_versions.py": "report.html", "run_deepspeed_flops.py": "roofline.png"}
+NAMES = {
+    "benchmark_suite.py": "suite.json",
+    "compare_versions.py": "report.html",
+    "run_deepspeed_flops.py": "roofline.png",
+}
 
 
 @pytest.fixture
