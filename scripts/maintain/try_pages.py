@@ -31,10 +31,11 @@ from maintain.pages import all_pages, commands, start_of
 RUN_ALONE = ("test.sh", "record.sh", "try_pages.py")
 # Of an exercise or a stage that nobody has solved, of training that isn't what it should be, of tiles that do not fit.
 SAID_WITH_STATUS_1 = re.compile(
-    r"check\.py (solution )?\d+|check\.py \.\./my_\w+$|v3_stage\w+\.py --check"
+    r"check\.py (solution )?\d+|conflicts\.py|check\.py \.\./my_\w+$|v3_stage\w+\.py --check"
     r"|compare_training\.py .*\b(found|v3_stage6)|check_training\.py .*\b(train_characters|v3_stage6)"
     r"|inspect_kernels\.py .*(--tiles \S+ 128x128|--stages 2 6)"
 )
+SAVED = re.compile(r"Save this as `([\w.]+)` in this folder:\n+```python\n(.*?)```", re.DOTALL)
 PLACEHOLDER = re.compile(r"\b[A-Z]+_[A-Z]+\b(?!=)")
 LEFT_OUT = (".git", ".venv*", "__pycache__", ".pytest_cache", ".ruff_cache", "tried_pages")
 GRACE_S = 10  # for a command to end itself and what it started, before it is killed
@@ -118,6 +119,8 @@ def work(options):
     with tempfile.TemporaryDirectory() as temporary:
         copy, environment = copied_repository(pathlib.Path(temporary))
         for page in pages:
+            for name, text in SAVED.findall(page.read_text(encoding="utf-8")):
+                (copy / page.relative_to(REPOSITORY)).with_name(name).write_text(text, encoding="utf-8")
             for command in commands(page):
                 ended, line = try_command(page, command, copy, environment, logs, options.each)
                 print(line, flush=True)

@@ -61,6 +61,21 @@ def test_each_command_gets_a_line(page_of, capsys, tmp_path):
     assert len(logs) == 15 and ".git" not in logs[1].read_text().split()
 
 
+def test_a_file_that_the_page_asks_to_save_is_there(page_of, capsys):
+    page_of(
+        "```",
+        "Save this as `said.py` in this folder:",
+        "",
+        "```python",
+        "print('as', 'saved')",
+        "```",
+        "```bash",
+        "python said.py",
+    )
+    assert try_pages.main([]) == 0
+    assert capsys.readouterr().out.splitlines()[0].endswith("| as saved")
+
+
 @pytest.mark.parametrize(
     ("command", "ended"),
     [
