@@ -513,6 +513,14 @@ def test_one_row_that_counts_twice_is_named_if_it_explains_all_but_a_thousandth(
     assert bool(said) is named and (not named or "row 3 (2 times)" in said)
 
 
+@pytest.mark.parametrize(("rows", "named"), [(8, True), (9, False)])
+def test_rows_can_be_told_apart_if_there_are_no_more_than_columns(rows, named):
+    explain = grading.load_task(EXERCISES["24"]).explain
+    dy = torch.randn(8, rows, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    said = explain("db", dy.sum(1) + dy[:, -1], {"x": torch.ones(rows, 8), "dy": dy, "eps": 1e-6})
+    assert bool(said) is named and (not named or "row 7 (2 times)" in said)
+
+
 @pytest.mark.parametrize(("offset", "told"), [(10.1, True), (9.9, False)])
 def test_a_mean_ten_times_the_deviation_loses_digits(offset, told):
     """In every row."""
