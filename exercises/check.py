@@ -14,7 +14,8 @@
     python exercises/check.py verify --solutions # the same without the hundreds of wrong answers
 
 Without a GPU the kernels run in Triton's interpreter, one program after another. The checker notices if two programs
-store different values in one place, but it can't see every race.
+store different values in one place, but it can't see every race. What passes must compile, too: the checker compiles it
+for gfx942, and runs none of that.
 """
 
 import difflib

@@ -535,6 +535,7 @@ def test_a_new_folder_is_not_written_yet_and_its_task_is_short(tmp_path, capsys)
     assert len((folder / "task.py").read_text().splitlines()) <= 20
     assert check.main([str(folder)]) == 1
     said = capsys.readouterr().out
+    assert f"into {folder / 'task.py'}, then write {folder / 'kernel.py'}, then run:\n   python " in said
     assert "my_norm failed in case rows 4, C 8, float32" in said and "allocate y, launch the kernel, return y" in said
 
 

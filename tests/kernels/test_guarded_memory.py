@@ -156,11 +156,21 @@ def test_a_backward_allocates_between_bands_too():
 
 def test_an_operation_that_is_not_pytorchs_is_named():
     """Its own allocations are not seen."""
-
-    @torch.library.custom_op("test_guarded_memory::doubled", mutates_args=())
-    def doubled(x: torch.Tensor) -> torch.Tensor:
-        return 2 * x
-
+    library = torch.library.Library("test_guarded_memory", "FRAGMENT")
+    library.define("doubled(Tensor x) -> Tensor")
+    library.impl("doubled", lambda x: 2 * x, "CPU")
     with GuardedMemory() as memory:
-        doubled(torch.ones(2) + 1)
+        torch.ops.test_guarded_memory.doubled(torch.ones(2) + 1)
     assert memory.opaque == {"test_guarded_memory.doubled"}
+
+
+def test_what_a_function_made_an_operation_allocates_is_seen():
+    @torch.library.custom_op("test_guarded_memory::tripled", mutates_args=())
+    def tripled(x: torch.Tensor) -> torch.Tensor:
+        return torch.empty_like(2 * x).copy_(3 * x)
+
+    x = torch.ones(2)
+    with GuardedMemory() as memory:
+        y = tripled(x)
+    assert y.tolist() == [3, 3] and not memory.opaque
+    assert [tensor.tolist() for tensor in memory.tensors] == [[2, 2], [3, 3], [3, 3]]
