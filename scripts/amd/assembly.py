@@ -7,6 +7,8 @@ import re
 ENCODINGS = ("_e64_dpp", "_e32", "_e64", "_dpp", "_sdwa")
 DIRECTIVE_OR_NOTHING = re.compile(r"\.|$")
 LABEL = re.compile(r"(\.?\w+):")
+# "amdgcn-amd-amdhsa--gfx942"; since Triton 3.9 "amdgpu9.42-amd-amdhsa-unknown-gfx942"
+TARGET = r"\.amdgcn_target \"\S*-(gfx\w+)"
 SETS_MODE = ("s_setreg_imm32_b32", "s_denorm_mode")
 # What the modes of floats must be when a kernel starts: round to nearest, and keep denormal numbers of 16 and 64 bits.
 MODES = {"round_mode_32": (0,), "round_mode_16_64": (0,), "denorm_mode_32": (0, 3), "denorm_mode_16_64": (3,)}
@@ -98,7 +100,7 @@ def parse_kernel(text):
         return int(re.search(rf"^\s+\.{name}:\s*(\d+)", text, re.MULTILINE)[1])
 
     name = re.search(r"\.amdhsa_kernel (\S+)", text)[1]
-    target = re.search(r"\.amdgcn_target \"\S*--(gfx\w+)", text)[1]
+    target = re.search(TARGET, text)[1]
     for mode, known in MODES.items():
         if (value := directive(f"float_{mode}", known[-1])) not in known:
             raise UnsupportedError(f"{target} {name}: .amdhsa_float_{mode} {value}")

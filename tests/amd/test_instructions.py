@@ -1389,6 +1389,8 @@ f:
     assert (kernel.name, kernel.target, kernel.width, kernel.vgprs, kernel.agprs) == ("f", "gfx942", 64, 100, 64)
     assert kernel.labels[".LBB0_1"] == 1 and kernel.arguments == ((24, 4, "by_value"),)
     assert str(kernel.code[0][0]) == "s_branch .LBB0_1  (kernels.py:12)"
+    later = text.replace("amdgcn-amd-amdhsa--gfx942", "amdgpu9.42-amd-amdhsa-unknown-gfx942")  # Triton 3.9
+    assert parse_kernel(later) == kernel
     assert not kernel.flushes and not kernel.may_flush
     mode = ".amdhsa_kernel f\n\t\t.amdhsa_float_"
     assert parse_kernel(text.replace(".amdhsa_kernel f", f"{mode}denorm_mode_32 0")).flushes
