@@ -281,12 +281,14 @@ class Record:
         """Return by what factors the steps' gradients are what was left where earlier micro-batches were cleared.
 
         Backwards with other weights (SAM), for another optimizer's step (a GAN) or for an input (an adversarial attack)
-        are no micro-batches.
+        are no micro-batches. A script that steps after batches 0, 4, 8 has a single one in its first step.
         """
         steps = collections.defaultdict(list)
         for arrival in self.arrivals:
             if arrival.step < len(self.seen):
                 steps[arrival.step].append(arrival)
+        if len(steps[0]) < 2:
+            del steps[0]
         factors = []
         for step, arrivals in steps.items():
             together = len({(int(arrival.weights), arrival.steps, arrival.input_grad) for arrival in arrivals}) == 1

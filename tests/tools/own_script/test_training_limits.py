@@ -90,6 +90,16 @@ def test_cleared_micro_batches_are_lost_in_two_steps_or_more(steps, lost):
     assert len(record_of(steps_of(3), two_arrivals(steps)).overwritten) == lost
 
 
+@pytest.mark.parametrize(
+    ("counts", "lost"), [((1, 2, 2), 2), ((2, 1, 2), 0), ((1, 1, 2, 2), 0), ((1, 2), 0), ((1, 1, 1), 0)]
+)
+def test_only_the_first_step_may_have_one_micro_batch(counts, lost):
+    """As with `if i % 4 == 0: optimizer.step()`. A later one shows that the script sometimes goes backward twice."""
+    one = torch.ones(())
+    arrivals = [Arrival(step, one, False, total=one) for step, count in enumerate(counts) for _ in range(count)]
+    assert len(record_of(steps_of(4), arrivals).overwritten) == lost
+
+
 @pytest.mark.parametrize(("lost", "whole", "found"), [(9, 10, 0), (10, 11, 10)])
 def test_nearly_all_tensors_lose_their_micro_batches(lost, whole, found):
     records = [record_of(steps_of(3), two_arrivals(2, cleared=number < lost)) for number in range(whole)]
