@@ -893,6 +893,14 @@ def test_counters_and_samples_that_do_not_come(release, arguments, fault, status
     assert status == 3 or not SUCCESS.search(result.stdout)
 
 
+@pytest.mark.slow
+def test_a_kernel_that_pc_sampling_does_not_choose_is_said(run, tmp_path):
+    arguments = ("--set", "pc", "--kernel", "attn", "--output-dir", tmp_path / "results")
+    result = run("get_counters.sh", *arguments, profilers="rocm-7.0")
+    assert result.returncode == 0, result.stderr
+    assert "PC sampling samples all kernels: --kernel attn doesn't limit it" in result.stderr
+
+
 def test_counters_that_were_not_tried_are_not_called_unknown(run, tmp_path):
     arguments = ("--set", "memory", "--output-dir", tmp_path / "results")
     result = run("get_counters.sh", *arguments, profilers="rocm-7.0", STAND_IN_STATUS="4")

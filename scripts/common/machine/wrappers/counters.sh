@@ -143,6 +143,7 @@ sample_instructions() { # pc or thread-trace
     [ "$1" = pc ] || files="*.att"
     sampling_options "$1"
     [ "$1" != pc ] || warn "AMD calls PC sampling a beta, which can freeze the GPU (an MI300X before ROCm 7.0)"
+    [ "$1" != pc ] || [ -z "$KERNEL" ] || warn "PC sampling samples all kernels: --kernel $KERNEL doesn't limit it"
     export ROCPROFILER_PC_SAMPLING_BETA_ENABLED=on # ROCm 6.4 asks for it
     run_rocprofv3 "/$1" "$1" "${SAMPLING[@]}" || status=$?
     if [ $status != 0 ]; then
