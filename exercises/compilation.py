@@ -19,8 +19,7 @@ import torch
 import grading  # before Triton: it chooses between interpreter and compiler
 
 # isort: split
-from triton import CompilationError, OutOfResources
-from triton.compiler.errors import CompileTimeAssertionFailure
+from triton import CompilationError
 from triton.runtime.autotuner import Autotuner
 from triton.runtime.jit import JITFunction
 
@@ -29,7 +28,6 @@ from amd.launch import launched_with
 from tile_compiler import obstacle
 
 SECONDS = 3  # of compiling before it is mentioned
-DROPPED = (CompileTimeAssertionFailure, OutOfResources)  # by an autotuner, which takes another configuration
 REMEDIES = {"Loop-carried variable": "start with a tile of that type, such as tl.zeros([BLOCK], tl.float32)"}
 
 
@@ -84,7 +82,7 @@ class Compilation(contextlib.ExitStack):
                 print(f"   compiling {name} for {grading.TARGET}", flush=True)
             try:
                 result = run(kernel, *arguments, **options)
-            except DROPPED:
+            except own_kernel.DROPPED:
                 raise
             except Exception as error:
                 self.refused = self.refused or describe_refusal(kernel.fn, error)
@@ -101,7 +99,7 @@ class Compilation(contextlib.ExitStack):
         for configuration in configurations:
             try:
                 tuner.fn.run(*arguments, **options, **configuration.all_kwargs())
-            except DROPPED as error:
+            except own_kernel.DROPPED as error:
                 dropped.append(error)
         if len(dropped) == len(configurations):
             self.refused = self.refused or describe_refusal(tuner.base_fn, dropped[0])

@@ -22,7 +22,9 @@ import grading  # before Triton: it chooses the interpreter where there is no GP
 
 # isort: split
 import triton
+from triton.compiler.errors import CompileTimeAssertionFailure
 from triton.runtime.autotuner import Autotuner
+from triton.runtime.errors import OutOfResources, PTXASError
 from triton.runtime.interpreter import InterpretedFunction
 from triton.runtime.jit import KernelInterface
 
@@ -34,6 +36,7 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 OF_INPUTS = ("padded", "reversed", "every second")  # layouts that a caller's tensors may have
 OF_GRADIENTS = ("expanded", "reversed", "every second")  # layouts in which autograd hands on a gradient
 CASES_WITH_LAYOUTS = 2  # the first ones, which are small
+DROPPED = (CompileTimeAssertionFailure, OutOfResources, PTXASError)  # an autotuner takes another configuration
 
 
 @dataclasses.dataclass(frozen=True)
@@ -284,9 +287,17 @@ class Configurations(contextlib.ExitStack):
     def run(self, tuner, *arguments, **options):
         """Stand for Autotuner.run."""
         found = configurations_of(tuner, arguments, options, tiles_alone=grading.INTERPRETED)
-        config = found[self.number % len(found)]
         self.most = max(self.most, len(found))
         self.times |= len(tuner.configs) > 1
+        first = self.number % len(found)
+        *others, last = found[first:] + found[:first]
+        for config in others:
+            with contextlib.suppress(*DROPPED):
+                return self.run_with(tuner, config, found, arguments, options)
+        return self.run_with(tuner, last, found, arguments, options)
+
+    def run_with(self, tuner, config, found, arguments, options):
+        """Run an autotuned kernel with one of its configurations."""
         if len(found) > 1:
             self.taken[tuner.base_fn.__name__] = describe_configuration(config, found)
         values = {**tuner.nargs, **options, **config.all_kwargs()}
@@ -597,19 +608,18 @@ def check_task(task, verdict):
 
 
 def short_loops(path, seen):
-    """Return words on the loops of kernels in this file that no program ran twice, so that no sum can be wrong."""
-    lines = {line for file, line in seen.lines if file == str(path)}
-    repeated = {line for file, line in seen.repeated if file == str(path)}
+    """Return words on loops of kernels that no program ran twice: what they add up can be wrong all the same."""
     short = []
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.For | ast.While):
-            body = set(range(node.body[0].lineno, node.body[-1].end_lineno + 1))
-            if body & lines and not body & repeated:
-                short.append(node.lineno)
+    for file in sorted({file for file, _ in seen.lines}):
+        place = "" if file == str(path) else f" of {pathlib.Path(file).name}"
+        for node in ast.walk(ast.parse(pathlib.Path(file).read_text(encoding="utf-8"))):
+            if isinstance(node, ast.For | ast.While):
+                body = {(file, line) for line in range(node.body[0].lineno, node.body[-1].end_lineno + 1)}
+                if body & seen.lines and not body & seen.repeated:
+                    short.append(f"line {node.lineno}{place}")
     if not short:
         return []
-    named = " and ".join(f"line {line}" for line in sorted(short))
-    return [f"no program runs the loop in {named} twice: add a case that is larger, such as one with more rows"]
+    return [f"no program runs the loop in {' and '.join(short)} twice: add a larger case, such as one with more rows"]
 
 
 def grade(folder, action):
