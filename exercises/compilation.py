@@ -28,7 +28,11 @@ from amd.launch import launched_with
 from tile_compiler import obstacle
 
 SECONDS = 3  # of compiling before it is mentioned
-REMEDIES = {"Loop-carried variable": "start with a tile of that type, such as tl.zeros([BLOCK], tl.float32)"}
+LONG = 200  # letters of a reason, of which the first sentence is enough
+REMEDIES = {
+    "Loop-carried variable": "start with a tile of that type, such as tl.zeros([BLOCK], tl.float32)",
+    "Cannot access global variable": "pass it as an argument, or make it a tl.constexpr",
+}
 
 
 def line_in(path, error):
@@ -40,8 +44,10 @@ def line_in(path, error):
 
 
 def reason_of(error):
-    """Return the compiler's last line, without the name of the Python error that it raised on the way."""
-    text = (error.error_message if isinstance(error, CompilationError) else str(error)) or "it does not say why"
+    """Return the last line of an error, without the name of a Python error that the compiler quotes, or None."""
+    text = (error.error_message if isinstance(error, CompilationError) else str(error)) or ""
+    if not text.strip():
+        return None
     last = text.strip().splitlines()[-1]
     for name in ("AssertionError", "NameError", "TypeError", "ValueError"):
         if last.startswith((f"{name}('", f'{name}("')):
@@ -50,13 +56,20 @@ def reason_of(error):
 
 
 def describe_refusal(function, error):
-    """Return the line of a kernel that the compiler refuses, and why; the innermost line in the file of the kernel."""
+    """Return the line that the compiler refuses, the innermost in the kernel's file, and why, in its first words.
+
+    Of a function that the kernel calls, each caller's error has the function's as its cause.
+    """
     path = pathlib.Path(inspect.getsourcefile(function))
-    line, reason = None, reason_of(error)
+    line, reason = None, None
     while error is not None:
-        if found := line_in(path, error):
-            line, reason = found, reason_of(error)
+        line = line_in(path, error) or line
+        if isinstance(error, CompilationError) or reason is None:
+            reason = reason_of(error) or reason
         error = error.__cause__
+    reason = reason or "it does not say why"
+    if len(reason) > LONG:
+        reason = reason.partition(". ")[0]
     reason += "".join(f": {remedy}" for part, remedy in REMEDIES.items() if part in reason)
     place = f"line {line}" if line else function.__name__
     return f"{place}: Triton's interpreter runs it, but the compiler refuses it: {reason}"

@@ -1,5 +1,6 @@
 """A kernel of the user's own: the folder that check.py makes, what is said of its faults, and what is no fault."""
 
+import ast
 import re
 import sys
 
@@ -518,7 +519,7 @@ COMPILED = {  # what is added before the kernel, its body, whether it compiles, 
         False,
         "line 12: Triton's interpreter runs it, but the compiler refuses it: Loop-carried variable",
     ),
-    "global": ("", STORE.replace("2", "SCALE"), False, "Cannot access global variable SCALE"),
+    "global": ("", STORE.replace("2", "SCALE"), False, "pass it as an argument, or make it a tl.constexpr"),
     "callee": (EXTENDED, "tl.store(y_ptr + i, twice(x), mask=i < n)", False, "line 8: Triton's interpreter runs it"),
     "second": (tiles(4, 8), f"if BLOCK == 8:\n        x += SCALE\n    {STORE}", False, "variable SCALE"),
 }
@@ -541,6 +542,19 @@ def test_what_passes_must_compile(tmp_path):
     for (name, (_, _, passes, said)), verdict in zip(COMPILED.items(), verdicts, strict=True):
         assert verdict["passed"] == passes and said in verdict["sentence"], (name, verdict)
         assert passes or verdict["kind"] == "compile"
+
+
+def test_a_refusal_inside_triton_has_the_kernel_s_line():
+    """A function that the kernel calls has the reason, and its caller's error the line."""
+    source = "def test_a_refusal_inside_triton_has_the_kernel_s_line():\n"
+    place = ast.parse("\n\nx").body[0]  # in line 3
+    refused = triton.CompilationError(source, place, None)
+    refused.__cause__ = triton.CompilationError("def sum(x):\n", place, "ValueError('invalid axis 5.')")
+    refused.__cause__.__cause__ = ValueError("invalid axis 5.")
+    function = test_a_refusal_inside_triton_has_the_kernel_s_line
+    line = function.__code__.co_firstlineno + 2
+    said = f"line {line}: Triton's interpreter runs it, but the compiler refuses it: invalid axis 5"
+    assert compilation.describe_refusal(function, refused) == said
 
 
 def test_without_a_compiler_that_is_said(tmp_path, monkeypatch):
