@@ -1,6 +1,6 @@
 """Compile what an answer launches, for a GPU that need not be here. check.py calls this in a process of its own.
 
-    python compilation.py JOBS VERDICTS [PIPE]  # as grading.py and own_kernel.py, for answers that passed
+    python compilation.py FOLDER  # as grading.py and own_kernel.py, for answers that passed
 
 Triton's interpreter runs Python, and accepts some kernels that the compiler refuses. The answer runs the first case
 here; each kernel that it launches is compiled for the TARGET, and none is executed.
