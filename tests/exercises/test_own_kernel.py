@@ -458,7 +458,7 @@ def test_arithmetic_in_bfloat16_is_left_to_a_gpu(tmp_path):
 @pytest.mark.parametrize(
     ("function", "status", "said"),
     [
-        ("tanh", 0, "2 cases in float32"),
+        pytest.param("tanh", 0, "2 cases in float32", marks=pytest.mark.slow),  # it is compiled, too
         (
             "fast_sinf",
             1,
