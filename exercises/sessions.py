@@ -160,6 +160,15 @@ def ends(page):
     return None
 
 
+def guide_header(page):
+    """Return the line below the title of the guide to a page: "Session 5, find faults: the 120 minutes of ..."."""
+    for number, (name, _, work) in SESSIONS.items():
+        for label, target, minutes in work:
+            if target == page:
+                return f"Session {number}, {name}: the {minutes} minutes of {label}"
+    raise ValueError(f"{page} is in no session")
+
+
 def linked(label, target, page):
     """Return the label as a link that leads from one page to another."""
     return f"[{label}]({os.path.relpath(target, os.path.dirname(page))})"

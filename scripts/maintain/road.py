@@ -4,8 +4,9 @@
     python scripts/maintain/road.py --write        # write the headers and the ends of sessions
 
 The timetable is exercises/sessions.py. From it come the table on version 3's page, the slides' lists of steps, the
-header below each page's title, and the line before the last Next with which a session ends. That Next stays in the
-page's own words, but the last link of the page must lead to the next page. A page that two sessions use names both.
+header below each page's title and below the title of the stages' guide, and the line before the last Next with which
+a session ends. That Next stays in the page's own words, but the last link of the page must lead to the next page. A
+page that two sessions use names both.
 """
 
 import os
@@ -18,7 +19,7 @@ sys.path[:0] = [str(REPOSITORY / "scripts"), str(REPOSITORY / "exercises")]
 
 import sessions
 from common.command_line import Parser
-from maintain.pages import write_or_check
+from maintain.pages import STAGES, write_or_check
 
 HEADER = re.compile(r"\n\*Session \d.*\*\n")
 NEXT = re.compile(r"^[^\n]*?(\*+Next\*+:|\*+Next:\*+)", re.MULTILINE)
@@ -48,10 +49,10 @@ def fault_of_next(page, text):
     return f"its last link is {' and '.join(found) or 'missing'}, the next page is {' and '.join(wanted)}"
 
 
-def with_header(page, text):
-    """Return a page's text with the header below its title."""
+def with_header(header, text):
+    """Return a page's text with this header below its title."""
     title, _, rest = text.partition("\n")
-    header = f"\n*{sessions.header(page)}*\n"
+    header = f"\n*{header}*\n"
     if HEADER.match(rest):
         return title + "\n" + HEADER.sub(lambda _: header, rest, count=1)
     return f"{title}\n{header}{rest}"
@@ -92,7 +93,10 @@ def pages():
     found = {}
     for page in dict.fromkeys(sessions.steps()):
         text = (REPOSITORY / page).read_text()
-        found[REPOSITORY / page] = with_end(page, with_header(page, text))
+        found[REPOSITORY / page] = with_end(page, with_header(sessions.header(page), text))
+    guide = STAGES / "WORKSHOP_GUIDE.md"
+    stages = (STAGES / "README.md").relative_to(REPOSITORY).as_posix()
+    found[guide] = with_header(sessions.guide_header(stages), guide.read_text())
     timetable = REPOSITORY / "version3_triton" / "README_WORKSHOP.md"
     found[timetable] = with_rows(timetable.read_text(), [sessions.table_row(number) for number in sessions.SESSIONS])
     for number in sessions.SESSIONS:
