@@ -131,4 +131,4 @@ def noise_line(name, noise):
 
 def noisiest_line(name, percent):
     """Return the sentence about what noisiest() found."""
-    return f"The noisiest, {name}, deviates by up to {percent:.1f} % from its own median"
+    return f"The noisiest step, {name}, deviates by up to {percent:.1f} % from its own median"
