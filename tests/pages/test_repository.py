@@ -156,6 +156,13 @@ def test_the_licence_is_stated_where_it_is_looked_for():
         assert "\n# SPDX-License-Identifier: MIT\n" in "\n" + script.read_text()[:2000]
 
 
+def test_the_first_page_is_short():
+    """At most 700 words, without code, pictures and markers."""
+    text = (REPOSITORY / "README.md").read_text()
+    text = re.sub(r"```.*?```|<picture>.*?</picture>|<!--.*?-->", "", text, flags=re.DOTALL)
+    assert len(text.split()) <= 700
+
+
 def test_the_version_is_the_same_wherever_it_is_told(tmp_path, capsys):
     """In pyproject.toml, the metrics, the results of tools, a record, and on the page of what changed."""
     declared = re.search(r'^version = "(.+)"$', (REPOSITORY / "pyproject.toml").read_text(), re.MULTILINE)[1]
