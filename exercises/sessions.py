@@ -98,7 +98,9 @@ SESSIONS = {
             ("kernel 24", "exercises/24_layernorm/README.md", 90),
             ("your own kernel", "exercises/YOUR_OWN_KERNEL.md", 30),
             ("ROCm profilers", f"{V2}/exercises/exercise_3_rocm_tools.md", 60),
-            ("your own script", "scripts/YOUR_OWN_SCRIPT.md", 45),
+            ("your own script", "scripts/YOUR_OWN_SCRIPT.md", 25),
+            ("before and after", "scripts/BEFORE_AND_AFTER.md", 20),
+            (f"any profile{AT_HOME}", "scripts/ANY_PROFILE.md", 20),
         ],
     ),
     8: (

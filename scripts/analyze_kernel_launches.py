@@ -3,7 +3,7 @@
 
 example: python analyze_kernel_launches.py --trace-file results.csv --steps 30
 
-Reads any profile with a row per launch: YOUR_OWN_SCRIPT.md lists the formats. The GPU is busy while a kernel or copy
+Reads any profile with a row per launch: ANY_PROFILE.md lists the formats. The GPU is busy while a kernel or copy
 runs on any queue, and idle otherwise. Every gap inside a step counts, however short. If the trace has
 the CPU's calls too, as PyTorch's traces do, the tool says why the GPU idled and what the CPU did in the longest gaps.
 """

@@ -4,7 +4,7 @@
 example: python analyze_kernel_reduction.py --baseline ../version1_pytorch_baseline/pytorch_profiles
              --fused ./fusion_analysis
 
-Reads the formats that YOUR_OWN_SCRIPT.md lists. Where a file doesn't mark its steps, give their number. Of two folders
+Reads the formats that ANY_PROFILE.md lists. Where a file doesn't mark its steps, give their number. Of two folders
 it takes the newest two traces with the same settings. A CPU launches no kernels, so there it counts the operators that
 compute.
 """

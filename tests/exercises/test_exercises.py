@@ -91,7 +91,7 @@ def test_sessions_add_up_and_hold_every_exercise():
         assert number == 7 or (minutes == sessions.WORK and minutes + rest == 180), number
     listed = [kernel for number in sessions.SESSIONS for kernel in sessions.kernels(number)]
     assert sorted(listed) == list(EXERCISES)
-    assert sessions.SESSIONS[7][2][-1][1] == "scripts/YOUR_OWN_SCRIPT.md"
+    assert sessions.SESSIONS[7][2][-3][1] == "scripts/YOUR_OWN_SCRIPT.md"
 
 
 def test_the_list_of_exercises_follows_the_timetable():

@@ -2,7 +2,7 @@
 
 A row says what a file looks like, which function reads it, and which sample shows it. To add a format, write such a
 function, put a small sample into tests/tools/samples, and add a row. The search in folders, the tests of damaged files
-and the list in scripts/YOUR_OWN_SCRIPT.md (python scripts/maintain/ladder.py --write) follow the table.
+and the list in scripts/ANY_PROFILE.md (python scripts/maintain/ladder.py --write) follow the table.
 """
 
 from collections.abc import Callable

@@ -673,7 +673,7 @@ def test_float32_masters_that_were_copied_before_the_first_call_get_old_s_weight
 
 @pytest.mark.slow
 def test_the_honest_and_the_false_optimization_of_the_page(compare):
-    page = (REPOSITORY / "scripts" / "YOUR_OWN_SCRIPT.md").read_text()
+    page = (REPOSITORY / "scripts" / "BEFORE_AND_AFTER.md").read_text()
     ways = REPOSITORY / "exercises" / "own_script" / "ways.py"
     for way in re.findall(r"ways.py mended --versus exercises/own_script/ways.py (\w+)", page):
         status, report, printed = compare([ways, "mended"], [ways, way], "--no-speed")
