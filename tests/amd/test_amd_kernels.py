@@ -108,6 +108,7 @@ def test_a_line_that_a_killed_run_left_unfinished_is_dropped(tmp_path):
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="compares with Triton's interpreter, which a GPU replaces")
 @pytest.mark.parametrize("name", wrong_kernels.WRONG_KERNELS)
+@pytest.mark.quick(2)
 def test_faults_that_only_the_machine_code_shows(name, worker):
     """Triton's interpreter, in this process, finds these kernels right."""
     _, function, expected = wrong_kernels.WRONG_KERNELS[name]

@@ -13,6 +13,7 @@ import torch
 pytest.importorskip("triton", minversion="3.6", reason="scripts/inspect_kernels.py needs it, too")
 
 from common.versions import REPOSITORY
+from marks import slow
 
 COMMAND = REPOSITORY / "scripts" / "execute_on_amd.py"
 HEAD = """
@@ -84,6 +85,7 @@ def run(folder, *options, status=0):
     return {row["kernel"]: row for row in rows}, result.stdout + result.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("configurations", "launches", "compiled"), [("first", 2, 1), ("all", 4, 2)])
 def test_a_project_runs_unchanged(configurations, launches, compiled, tmp_path, monkeypatch):
     """Also where Triton keeps the autotuner's choices of earlier runs, as version 3 asks it to."""
@@ -175,7 +177,7 @@ assert y[3, 5] == x[5, 3]
 )
 
 
-@pytest.mark.parametrize(("target", "side"), [("gfx942", 16), ("gfx950", 128)])
+@pytest.mark.parametrize(("target", "side"), [("gfx942", 16), slow("gfx950", 128)])
 def test_autotune_takes_the_first_configuration_that_fits(target, side, tmp_path):
     """128 x 128 numbers of 8 bytes need 128 KiB of LDS or more: too much for gfx942, not for gfx950."""
     write(tmp_path, {"script.py": CHOICES})
@@ -214,6 +216,7 @@ def test_wrong():
 }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_library_runs_its_own_tests(tmp_path):
     write(tmp_path, LIBRARY)
     pytest_options = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "test_library.py"]
@@ -223,6 +226,7 @@ def test_a_library_runs_its_own_tests(tmp_path):
     assert rows["square_kernel"]["launches"] == 3 and "1 failed, 2 passed" in text
 
 
+@pytest.mark.slow
 def test_what_cannot_be_run_is_said(tmp_path):
     for command, sentence in (
         (["none.py"], "there is no script none.py"),
@@ -252,6 +256,7 @@ time.sleep(600)
 )
 
 
+@pytest.mark.slow
 def test_ctrl_c_prints_the_table_of_what_was_executed(tmp_path):
     write(tmp_path, {"script.py": WAITS})
     command = [sys.executable, str(COMMAND), "--compare", "--", "script.py"]

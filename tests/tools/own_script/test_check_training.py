@@ -394,6 +394,7 @@ ELSEWHERE = {  # a sound script, and a row of its report
 
 
 @pytest.mark.parametrize("name", ELSEWHERE)
+@pytest.mark.quick(8)
 def test_what_scripts_elsewhere_do_is_sound(check, write, name, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     text, (row, words) = ELSEWHERE[name]
@@ -621,6 +622,7 @@ DEAD_TERMS = {  # term of the loss: the operation that cuts it
 
 
 @pytest.mark.parametrize("form", HONEST_TERMS)
+@pytest.mark.quick(4)
 def test_a_term_without_a_gradient_that_only_replaces_a_value_is_honest(check, write, form):
     script = write(HEAD + TERMS.replace("TERM", HONEST_TERMS[form]))
     status, report, printed = check(script, options=["--no-slopes"])
@@ -629,6 +631,7 @@ def test_a_term_without_a_gradient_that_only_replaces_a_value_is_honest(check, w
 
 
 @pytest.mark.parametrize("term", DEAD_TERMS)
+@pytest.mark.quick(4)
 def test_a_term_of_the_loss_that_trains_nothing_is_found(check, write, term):
     """Its neighbours keep every gradient alive."""
     script = write(HEAD + TERMS.replace("TERM", term))
@@ -720,6 +723,7 @@ def test_a_term_of_a_part_that_is_called_before_the_model_is_followed_too(check,
         ("shown = loss.item()", "item"),  # a log's, which the check can't tell from the others
     ],
 )
+@pytest.mark.quick(3)
 def test_values_that_leave_pytorch_on_the_way_to_the_loss_are_told(check, write, term, told):
     script = write(HEAD + TERMS.replace("TERM", term))
     status, report, printed = check(script, options=["--no-slopes"])
@@ -990,6 +994,7 @@ SPEAKS = {  # script: its finding or warning, and words of the report; of a soun
 
 
 @pytest.mark.parametrize("name", SPEAKS)
+@pytest.mark.quick(20)
 def test_it_speaks_up_where_work_is_lost(check, write, name):
     text, kind, words = SPEAKS[name]
     status, report, printed = check(write(HEAD + text))
@@ -1040,6 +1045,7 @@ for step in range(9):
         ("step / 7", "AdamW 0 -> 0.1, AdamW 0.0003", []),
     ],
 )
+@pytest.mark.quick(3)
 def test_learning_rates_are_told_and_one_that_vanishes_is_a_warning(check, write, rate, row, found):
     """Such as a schedule by epochs that is called in each step; a warm-up may begin at 0."""
     _, report, printed = check(write(HEAD + RATES.replace("RATE", rate)), options=["--no-slopes"])
@@ -1117,6 +1123,7 @@ def test_changes_outside_of_the_optimizers_steps_are_told(check, write, factor, 
         (["--accept", "no_gradient"], 1, "not seen: no_gradient"),
     ],
 )
+@pytest.mark.quick(3)
 def test_an_accepted_finding_keeps_the_status_green_and_another_one_does_not(check, write, options, status, row):
     """A pattern accepts a finding only if it fits all tensors of it."""
     found, report, printed = check(write(HEAD + PUT_BACK), options=[*options, "--no-slopes"])
