@@ -328,14 +328,14 @@ def test_a_gpu_is_hidden_from_ranks_alone(monkeypatch):
 
     def grade_apart(jobs, timeout, environment, program):
         asked.append((jobs, [environment.get(name) for name in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")]))
-        return [path for _, path in jobs]
+        return [{"passed": False, "of": path} for _, path in jobs]
 
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
     monkeypatch.setenv("HIP_VISIBLE_DEVICES", "1")
     monkeypatch.setattr(answers, "grade_apart", grade_apart)
     folders = answers.exercises()
     jobs = [(folders[number], number) for number in ("25", "01", "29", "02")]
-    assert answers.grade(jobs) == ["25", "01", "29", "02"]
+    assert [verdict["of"] for verdict in answers.grade(jobs)] == ["25", "01", "29", "02"]
     assert asked == [([jobs[1], jobs[3]], ["1", "1"]), ([jobs[0], jobs[2]], ["", ""])]
 
 
