@@ -178,6 +178,7 @@ assert y[3, 5] == x[5, 3]
 
 
 @pytest.mark.parametrize(("target", "side"), [("gfx942", 16), slow("gfx950", 128)])
+@pytest.mark.slow
 def test_autotune_takes_the_first_configuration_that_fits(target, side, tmp_path):
     """128 x 128 numbers of 8 bytes need 128 KiB of LDS or more: too much for gfx942, not for gfx950."""
     write(tmp_path, {"script.py": CHOICES})

@@ -58,6 +58,7 @@ def test_verify(numbers, capfd, monkeypatch):
 
 
 @pytest.mark.parametrize("number", ["15", "23", "25"])
+@pytest.mark.quick(1)
 def test_an_answer_is_judged_without_the_compiler(number):
     """The first TorchDispatchMode of a process imports torch._dynamo, unless it says that it needs none."""
     folder = EXERCISES[number]
@@ -300,7 +301,7 @@ def test_a_vector_has_no_truth_value(lines, said):
         ("import os; os.kill(os.getpid(), 11)", r"crashed Python \(SIGSEGV\): a load or store far outside"),
         slow("import os; os.kill(os.getpid(), 6)", r"crashed Python \(SIGABRT\): a load or store far outside"),
         slow("import os; os._exit(3)", "ended Python with status 3"),
-        ("while True:\n    pass", "does every loop in your kernel end"),
+        slow("while True:\n    pass", "does every loop in your kernel end"),
     ],
 )
 def test_a_crash_or_hang_does_not_take_the_checker_down(tmp_path, code, said):
@@ -374,6 +375,7 @@ def test_a_crash_in_a_kernel_has_the_kernel_s_line(tmp_path):
         ),
     ],
 )
+@pytest.mark.slow
 def test_an_answer_that_opens_the_solution_fails(tmp_path, code):
     path = tmp_path / "exercise.py"
     path.write_text(f"import importlib.util, sys\nFOLDER = {str(EXERCISES['01'])!r}\n{code}\n")

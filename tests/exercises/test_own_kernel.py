@@ -225,6 +225,7 @@ FAULTS = {
 
 @interpreted
 @pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.quick(10)
 def test_what_is_said_of_a_fault(name, tmp_path):
     changes, blamed, said = FAULTS[name]
     verdict = verdict_on(tmp_path, *changes)
@@ -466,6 +467,7 @@ def test_arithmetic_in_bfloat16_is_left_to_a_gpu(tmp_path):
         ),
     ],
 )
+@pytest.mark.slow
 def test_what_the_interpreter_cannot_run_is_one_sentence(tmp_path, function, status, said):
     """In a process of its own, which may replace the functions of libdevice."""
     extra = "from triton.language.extra import libdevice"

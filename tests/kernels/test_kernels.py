@@ -134,7 +134,7 @@ TENSORS = [(name, tensor) for name, case in SMALL.items() for tensor in (*case.i
 
 
 @pytest.mark.parametrize(("operation", "tensor"), TENSORS)
-@pytest.mark.quick(2, each="operation")
+@pytest.mark.quick(8)
 def test_layouts_are_right_or_refused(operation, tensor, device):
     """Nothing is refused that a model meets: slices, transposed and expanded activations and gradients."""
     case = SMALL[operation]

@@ -127,6 +127,7 @@ SEQUENCES = {
 
 
 @pytest.mark.parametrize("name", SEQUENCES)
+@pytest.mark.quick(4)
 def test_documented_sequences(name, folders):
     for number, more, output, files in SEQUENCES[name]:
         text = run(folders, number, more)

@@ -369,6 +369,7 @@ def has_no_venv_module(machine):
         ("LD_LIBRARY_PATH", True),
     ],
 )
+@pytest.mark.quick(2)
 def test_a_setting_that_breaks_python_is_named(name, made, machine, tmp_path):
     """The message said that the environment does not work and to remove it, or that Python was too old."""
     for package, version in PINNED.items():
@@ -551,6 +552,7 @@ def test_a_folder_of_the_user_is_left_alone(machine, packages, said):
     assert {path: path.stat().st_mtime_ns for path in home.rglob("*") if path.is_file()} == times
 
 
+@pytest.mark.slow
 def test_what_an_interrupted_call_left_is_completed(machine):
     machine.add_wheels()
     venv.create(machine.venv, with_pip=False)
@@ -578,6 +580,7 @@ def test_what_an_interrupted_call_left_is_completed(machine):
 
 
 @pytest.mark.parametrize("end", ["finishes", signal.SIGINT, signal.SIGKILL])
+@pytest.mark.quick(1)
 def test_of_two_calls_one_waits_for_the_other(machine, end):
     machine.add_wheels()
     machine.waits_in_venv()

@@ -283,6 +283,7 @@ def test_all_profilers_end_with_a_failure_before_a_part(statuses, wanted, tmp_pa
 
 
 @pytest.mark.parametrize("profilers", ["nvidia", None])
+@pytest.mark.quick(1)
 def test_all_profilers_print_their_commands(profilers, tmp_path):
     """As the wrappers do. The training script took --dry-run for an option of its own, and everything failed."""
     paths = [str(STUBS / profilers)] if profilers else []

@@ -546,6 +546,7 @@ def test_the_peer_s_gradients_are_float32_s(options):
     assert found_loss == pytest.approx(loss, rel=allowed)
 
 
+@pytest.mark.slow
 def test_the_peer_s_masters_are_updated_as_version_3_updates_its_weights(device):
     """The peer is on the CPU; version 3's kernel is on the GPU, if there is one."""
     pytest.importorskip("transformers")

@@ -394,7 +394,7 @@ ELSEWHERE = {  # a sound script, and a row of its report
 
 
 @pytest.mark.parametrize("name", ELSEWHERE)
-@pytest.mark.quick(8)
+@pytest.mark.quick(5)
 def test_what_scripts_elsewhere_do_is_sound(check, write, name, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     text, (row, words) = ELSEWHERE[name]
@@ -693,6 +693,7 @@ for step in range(9):
 
 @pytest.mark.parametrize("parts", ["(model, peer)", "(nn.ModuleList([model, peer]),)"])
 @pytest.mark.parametrize("cut", [False, True])
+@pytest.mark.quick(2)
 def test_a_second_loss_of_the_same_forward_is_followed_too(check, write, parts, cut):
     """The first backward and the first step come between its forward and its backward."""
     text = TWO_LOSSES.replace("PARTS", parts)
@@ -994,7 +995,7 @@ SPEAKS = {  # script: its finding or warning, and words of the report; of a soun
 
 
 @pytest.mark.parametrize("name", SPEAKS)
-@pytest.mark.quick(20)
+@pytest.mark.quick(14)
 def test_it_speaks_up_where_work_is_lost(check, write, name):
     text, kind, words = SPEAKS[name]
     status, report, printed = check(write(HEAD + text))
@@ -1084,6 +1085,7 @@ def forward(x):
         ("pass", "target: 4 unchanged"),
     ],
 )
+@pytest.mark.quick(1)
 def test_targets_averages_and_buffers_are_told_apart(check, write, update, words):
     """A target that follows the model, and one that is never updated."""
     status, report, printed = check(write(HEAD + TARGETS.replace("UPDATE", update) + "train(forward=forward)"))
@@ -1179,6 +1181,7 @@ def test_the_report_goes_to_the_terminal_whatever_the_script_does_to_its_output(
     assert not (tmp_path / "log.txt").exists() or "verdict" not in (tmp_path / "log.txt").read_text()
 
 
+@pytest.mark.slow
 def test_where_all_descriptors_are_closed_the_report_is_in_a_file(write, tmp_path):
     text = "os.closerange(0, 256)\nfor n in range(20):\n    os.open('log.txt', os.O_CREAT | os.O_WRONLY)\n"
     script = write(HEAD + "print = lambda *words, **options: None\n" + text + PUT_BACK)
@@ -1438,6 +1441,7 @@ for step in range(9):
         ("[decoder[2], decoder[3]]", "optimizer.zero_grad()", None),
     ],
 )
+@pytest.mark.quick(1)
 def test_gradients_that_are_never_cleared(check, write, zeros, clear, count):
     status, _, printed = check(write(NEVER_CLEARED.replace("ZEROS", zeros).replace("CLEAR", clear)))
     assert status == (count is not None), printed
@@ -1594,7 +1598,7 @@ MORE_FAULTS = {  # loop and fault: status, findings and warnings, words of the r
 
 
 @pytest.mark.parametrize("loop", MORE)
-@pytest.mark.quick(4)
+@pytest.mark.quick(2)
 def test_more_loops_are_sound(check, loop):
     status, report, printed = check(SAMPLES / "more_loops.py", loop)
     assert (status, kinds(report), without_times(kinds(report, True))) == (0, [], MORE[loop]), printed
@@ -1612,7 +1616,7 @@ def test_gradients_accumulate_without_communication(fault, words):
 
 
 @pytest.mark.parametrize("loop_and_fault", MORE_FAULTS)
-@pytest.mark.quick(4)
+@pytest.mark.quick(2)
 def test_a_fault_of_more_loops_is_found(check, loop_and_fault):
     expected, found, words = MORE_FAULTS[loop_and_fault]
     status, report, printed = check(SAMPLES / "more_loops.py", *loop_and_fault.split())
@@ -1621,6 +1625,7 @@ def test_a_fault_of_more_loops_is_found(check, loop_and_fault):
 
 
 @pytest.mark.parametrize("version", [1, 2, 4])
+@pytest.mark.quick(1)
 def test_our_versions_are_sound(check, version):
     status, report, printed = check(SCRIPTS[version], *TINY.split(), "--num-steps", "12")
     assert status == 0, printed
@@ -1694,7 +1699,7 @@ FAULTS = {  # way: finding, tensors, words of the report
 
 
 @pytest.mark.parametrize("ways", FAULTS)
-@pytest.mark.quick(3)
+@pytest.mark.quick(1)
 def test_a_seeded_fault_is_found(check, ways):
     kind, number, words = FAULTS[ways]
     status, report, printed = check(SAMPLES / "char_gpt.py", *ways.split(","))
@@ -1807,7 +1812,7 @@ def test_a_process_that_fails_says_so():
 
 # ---------------------------------------------------------------- the script's own numbers
 @pytest.mark.parametrize("ways", ["base", "dropout", "accumulation,outside", "lbfgs", "reentrant", "bf16", "all_norms"])
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 def test_losses_are_the_same_with_and_without(check, ways, capsys, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["char_gpt.py", *ways.split(",")])
     runpy.run_path(str(SAMPLES / "char_gpt.py"), run_name="__main__")
@@ -1837,6 +1842,7 @@ def work(*ways):
 
 
 @pytest.mark.parametrize(("ways", "trained"), [([], 12_080), (["last_norm"], 16 * 128)])
+@pytest.mark.quick(1)
 def test_the_work_of_a_step_by_hand(monkeypatch, ways, trained):
     """A phantom is held against the work that it leaves out, but its optimizer has no more state than it has."""
     monkeypatch.setattr(sys, "argv", [])
@@ -2172,6 +2178,7 @@ class Optimizer(torch.optim.SGD):
 
 
 @pytest.mark.parametrize("where", STEPS_THAT_RAISE)
+@pytest.mark.quick(1)
 def test_a_step_that_raises_is_none_and_the_next_one_is_watched(check, write, where):
     begin = "import contextlib\nimport torch\nmodel = torch.nn.Linear(2, 2)\n"
     loop = """

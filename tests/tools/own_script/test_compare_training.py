@@ -115,6 +115,7 @@ def project(tmp_path):
     return path
 
 
+@pytest.mark.slow
 def test_a_project_may_have_modules_called_common_and_check_training(project):
     """Both tools in processes of their own: a fork of the tests has imported ours."""
     run = runs.Run("old", [str(project)], 1)

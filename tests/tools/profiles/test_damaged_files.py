@@ -161,6 +161,7 @@ TOOLS = {
 
 
 @pytest.mark.parametrize("main", TOOLS, ids=lambda main: main.__module__)
+@pytest.mark.quick(3)
 def test_traces_with_values_of_another_kind(main, profiled, make_trace, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(roofline, "measure_ceilings", lambda *_: {"matmul_tflops": 1.0, "copy_tb_s": 1.0})
