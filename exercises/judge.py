@@ -9,6 +9,7 @@ from common.measuring.guarded_memory import bits, never_written, stray_store
 from common.versions import relative_error
 
 SMALL = 3e-5  # relative error: a rounding to float16 makes ten times as much
+SHOWN = 6  # labels of a result
 FACTORS = {2: "2", 0.5: "1/2", -1: "-1", math.log2(math.e): "log2(e)", math.log(2): "ln(2)"}
 
 
@@ -70,6 +71,15 @@ class Judge:
     def __init__(self, task, module, inputs, compute, seen=None, undefined=None, unset=None, rounds=False):
         self.task, self.module, self.inputs, self.compute = task, module, inputs, compute
         self.seen, self.undefined, self.unset, self.rounds = seen, undefined, unset, rounds
+        split = getattr(getattr(task, "launch", None), "split", ())
+        self.ranks = len(inputs[split[0]]) if split else 0  # on which the answer runs, see ranks.py
+
+    def describe_ranks(self, factor):
+        """Return what may be the cause if a factor is that of one mean or sum over the ranks too many."""
+        for value, said in ((1 / self.ranks, "divided"), (self.ranks, "summed")) if self.ranks else ():
+            if math.isclose(factor, value, rel_tol=1e-3):
+                return f", and there are {self.ranks} ranks: is it {said} once too often?"
+        return ""
 
     def place(self, name, index):
         """Return 'row 7, column 96 (program 1)', or in the brackets the words that the task has for an element."""
@@ -106,6 +116,8 @@ class Judge:
             found = f"{len(bad)} of {got[name].numel()} elements are NaN or infinite, the first at {place}"
             cause = self.find_infinite_suspect(name, got)
             places = "a load past the end of an input, a masked load without other, an overflow, or inf - inf"
+            if self.ranks:
+                places = "memory of torch.empty that nothing was written to, an overflow, a division by 0, or inf - inf"
             cause = cause or self.seen or self.undefined or f"look for {places}"
             raise Wrong("value", name, f"{name}: {found}: {cause}")
 
@@ -155,7 +167,8 @@ class Judge:
             for label, mine, right in zip(self.task.labels[name], got.tolist(), exact.tolist(), strict=True)
             if mine != right
         ]
-        return f"{name}: {'; '.join(faults)}"
+        more = [f"{len(faults) - SHOWN} more"] if len(faults) > SHOWN else []
+        return f"{name}: {'; '.join(faults[:SHOWN] + more)}"
 
     def find_suspect(self, got, exact, bounds, wrong):
         """Return the typical error that computes these results, or None."""
@@ -176,7 +189,7 @@ class Judge:
             return "right in float32: look for a sum, or for what it adds up, that is rounded to 16 bits"
         factor = ((got * exact).sum() / (exact * exact).sum()).item()
         if factor and relative_error(got / factor, exact) < min(10 * bound, error / 4):
-            return describe_factor(factor)
+            return describe_factor(factor) + self.describe_ranks(factor)
         wrong = ((got - exact).abs() > 10 * bound * exact.square().mean().sqrt()).nonzero()
         if error < SMALL:
             places = "a small constant such as eps, its place, or a difference of nearly equal numbers"

@@ -6,6 +6,7 @@ returns, nobody may write to a tensor that is being sent, and every call must be
 
 import contextlib
 import dataclasses
+import functools
 import math
 import os
 import resource
@@ -24,6 +25,7 @@ from graphs import DispatchMode
 from judge import Wrong
 
 CPU_SECONDS = 10  # that a rank may compute, whatever else runs on the machine; an answer needs less than one
+MOST_CALLS = 200  # of one rank; an answer makes less than 100
 # What a rank sends, as a multiple of the whole tensor's bytes, if N ranks form a ring.
 SENT = {
     "all_reduce": lambda n: 2 * (n - 1) / n,
@@ -34,6 +36,7 @@ SENT = {
 }
 # The names that PyTorch has for two of them from 2.13 on -> those before, which it still takes.
 RENAMED = {"all_gather_single": "all_gather_into_tensor", "reduce_scatter_single": "reduce_scatter_tensor"}
+EMPTY = tuple(f"aten::{name}" for name in ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"))
 MESSAGES = ("send", "recv", "isend", "irecv", "batch_isend_irecv")
 ONLY = f"here torch.distributed has these functions only: {', '.join((*SENT, *MESSAGES))}"
 REDUCTIONS = {
@@ -139,6 +142,16 @@ def written_by(function, args, kwargs):
             yield from tensors_in(args[i] if i < len(args) else kwargs.get(argument.name))
 
 
+def read_by(function, args, kwargs):
+    """Yield the tensors whose numbers an operation reads; a view's are read later, and empty_like reads a shape."""
+    name = function._schema.name.rpartition("::")[2]
+    if name.endswith("_like") or name.startswith("new_"):
+        return
+    for i, argument in enumerate(function._schema.arguments):
+        if argument.alias_info is None:
+            yield from tensors_in(args[i] if i < len(args) else kwargs.get(argument.name))
+
+
 class Pending:
     """Stand for a call that a rank has made: wait() delivers its result, as the Work of torch.distributed does."""
 
@@ -178,6 +191,7 @@ class Rank(DispatchMode):
         self.pending = []  # in the order of the calls
         self.made = 0  # calls
         self.batches = 0
+        self.early = None  # the first line that reads what has not arrived
         self.own = False  # True while the functions below compute, not the answer
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
@@ -187,7 +201,11 @@ class Rank(DispatchMode):
         for tensor in written_by(function, args, kwargs):
             self.check_free(tensor, f"line {self.line()} writes to", writes=True)
             self.check_input(tensor, f"line {self.line()} changes it")
+        if self.pending and not self.early:
+            self.note_early(read_by(function, args, kwargs))
         result = function(*args, **kwargs)
+        if function._schema.name in EMPTY:
+            self.fill(result)
         count = flop_registry.get(function._overloadpacket)
         if count:
             self.events.append(("compute", count(*args, **kwargs, out_val=result)))
@@ -200,8 +218,28 @@ class Rank(DispatchMode):
             frame = frame.f_back
         return frame.f_lineno if frame else None
 
-    def check_free(self, tensor, who, writes):
-        """Raise Wrong if `who` would read what has not arrived, or write to what is being sent."""
+    def note_early(self, tensors):
+        """Note the line if it reads a tensor that has not arrived. It's wrong only if the results depend on it."""
+        for tensor in tensors:
+            if any(pending.received is not None and overlap(tensor, pending.received) for pending in self.pending):
+                self.early = self.line()
+
+    def fill(self, tensor):
+        """Make a tensor that nothing was written to differ from all that it should hold."""
+        self.own = True
+        with torch.no_grad():
+            tensor.fill_(math.nan if tensor.is_floating_point() else SENTINEL)
+        self.own = False
+
+    def contents(self, tensors):
+        """Return the bytes of some tensors, read by the checker, not the answer."""
+        self.own = True
+        found = [to_bytes(tensor) for tensor in tensors]
+        self.own = False
+        return found
+
+    def check_free(self, tensor, who, writes, batch=None):
+        """Raise Wrong if `who` would read what has not arrived, or write to what is being sent. batch: of a call."""
         for pending in self.pending:
             state = None
             if writes and pending.given is not None and overlap(tensor, pending.given):
@@ -209,7 +247,10 @@ class Rank(DispatchMode):
             if pending.received is not None and overlap(tensor, pending.received):
                 state = "has not arrived yet"
             if state:
-                said = f"{who} a tensor on rank {self.number} that {state}: first wait() for the {pending.call}"
+                remedy = f"first wait() for the {pending.call}"
+                if batch == pending.call.batch:
+                    remedy = f"the {pending.call} is in the same batch, so give them different memory"
+                said = f"{who} a tensor on rank {self.number} that {state}: {remedy}"
                 raise Wrong("race", None, said)
 
     def check_input(self, tensor, how):
@@ -230,7 +271,7 @@ class Rank(DispatchMode):
         stubs = {name: getattr(self, name) for name in (*SENT, *MESSAGES)}
         stubs |= {new: stubs[old] for new, old in RENAMED.items() if hasattr(dist, new)}
         stubs |= {"get_rank": lambda group=None: self.number, "get_world_size": lambda group=None: self.size}
-        stubs |= {"is_initialized": lambda: True, "get_backend": lambda group=None: "gloo", "P2POp": P2POp}
+        stubs |= {"is_initialized": lambda: True, "get_backend": lambda group=None: "gloo", "P2POp": self.name_message}
         for name in ("init_process_group", "destroy_process_group", "new_group", "init_device_mesh"):
             stubs[name] = self.refuse(name, "would make groups, but the checker has set the ranks up: leave it out")
         wrapper = torch.nn.parallel.DistributedDataParallel  # which would find out after importing the compiler
@@ -247,6 +288,8 @@ class Rank(DispatchMode):
         if group is not None:
             raise self.wrong("group", name, "has a group=, but there is one group, of all ranks: leave it out")
         for tensor in tensors:
+            if not isinstance(tensor, torch.Tensor):
+                raise self.wrong("tensor", name, f"got {tensor!r:.40} on rank {self.number}, and needs a tensor")
             if not tensor.is_contiguous():
                 layout = f"one of {list(tensor.shape)} with strides {list(tensor.stride())}"
                 raise self.wrong("tensor", name, f"needs a contiguous tensor, not {layout}: send its contiguous()")
@@ -265,18 +308,18 @@ class Rank(DispatchMode):
         dtype = None if of is None else of.dtype
         if whole is None:
             whole = of.nbytes
+        if self.made == MOST_CALLS:
+            said = f"rank {self.number} has made {MOST_CALLS} calls, the last in line {self.line()}"
+            raise Wrong("hang", None, f"{said}, and an answer needs less than 100")
         call = Call(name, shape, dtype, whole, batch, self.line(), op, peer, tag)
         if given is not None:
-            self.check_free(given, f"line {call.line}: {name} sends", writes=False)
+            self.check_free(given, f"line {call.line}: {name} sends", False, batch)
         if received is not None:
-            self.check_free(received, f"line {call.line}: {name} writes to", writes=True)
+            self.check_free(received, f"line {call.line}: {name} writes to", True, batch)
             self.check_input(received, f"line {call.line} lets {name} write its result there")
-        self.own = True
-        call.payload = None if given is None else to_bytes(given)
+        call.payload = None if given is None else self.contents([given])[0]
         if received is not None:
-            with torch.no_grad():
-                received.fill_(math.nan if received.is_floating_point() else SENTINEL)
-        self.own = False
+            self.fill(received)
         pending = Pending(self, self.made, call, given, received)
         self.made += 1
         self.events.append(("call", pending.index))
@@ -352,6 +395,12 @@ class Rank(DispatchMode):
     def irecv(self, tensor, src=None, group=None, tag=0, group_src=None):
         return self.message("irecv", tensor, src, group, tag, group_src, self.next_batch())
 
+    def name_message(self, op, tensor, peer=None, group=None, tag=0, group_peer=None):
+        if not isinstance(tensor, torch.Tensor):
+            takes = "takes dist.isend or dist.irecv, a tensor and a rank, in this order"
+            raise self.wrong("tensor", "P2POp", f"{takes}, and got {tensor!r:.40} for the tensor")
+        return P2POp(op, tensor, peer, group, tag, group_peer)
+
     def batch_isend_irecv(self, p2p_op_list):
         batch = self.next_batch()
         works = []
@@ -402,6 +451,30 @@ def describe_failure(rank, error, path):
     return "crash", None, f"rank {rank}, {where}: {reason}"
 
 
+def guard_arguments(module, rank):
+    """Raise Wrong where a method of the answer's autograd functions changes its argument, unless it says mark_dirty."""
+
+    def guarded(owner, name, method):
+        @functools.wraps(method)
+        def call(ctx, *args):
+            tensors = [one for one in args if isinstance(one, torch.Tensor)]
+            before = rank.contents(tensors)
+            result = method(ctx, *args)
+            dirty = getattr(ctx, "dirty_tensors", None) or ()
+            for tensor, old, new in zip(tensors, before, rank.contents(tensors), strict=True):
+                if old != new and not any(tensor is one for one in dirty):
+                    said = f"{owner}.{name} changes its argument on rank {rank.number}"
+                    raise Wrong("changed", None, f"{said}, which other operations may need as it is: work on a clone")
+            return result
+
+        return staticmethod(call)
+
+    for owner, value in list(vars(module).items()):
+        if isinstance(value, type) and issubclass(value, torch.autograd.Function):
+            for name in {"forward", "backward"} & set(vars(value)):
+                setattr(value, name, guarded(owner, name, getattr(value, name)))
+
+
 def be_rank(number, pairs, path, arguments):
     """Run the answer as one rank, tell the referee how it ended, and end this process."""
     referee = pairs[number][1]
@@ -422,10 +495,11 @@ def be_rank(number, pairs, path, arguments):
         with rank.in_place_of_distributed():
             module = load_module(path, f"answer_of_rank_{number}")
             rank.inputs = arguments
+            guard_arguments(module, rank)
             with rank:
                 results = module.run(**arguments)
             rank.check_finished()
-        last = "end", (rank.events, {name: packed(value) for name, value in results.items()})
+        last = "end", (rank.events, {name: packed(value) for name, value in results.items()}, rank.early)
     except BaseException as error:  # whatever a participant's code raises is a verdict on it
         last = "failed", describe_failure(number, error, path)
     sys.stdout.flush()

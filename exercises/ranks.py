@@ -15,6 +15,7 @@ import dataclasses
 import math
 import multiprocessing
 import signal
+import types
 from multiprocessing import connection
 
 import torch
@@ -27,11 +28,15 @@ LOOK_SECONDS = 0.5  # between two looks at silent ranks
 
 @dataclasses.dataclass
 class Record:
-    """Hold what one rank did. events: ("compute", FLOP), ("call", index of it) and ("wait", index of the call)."""
+    """Hold what one rank did. events: ("compute", FLOP), ("call", index of it) and ("wait", index of the call).
+
+    early: the first line that read what had not arrived, or None.
+    """
 
     events: list
     calls: list
     results: dict
+    early: int | None
 
     def sent_bytes(self, size):
         return sum(call.sent_bytes(size) for call in self.calls)
@@ -44,7 +49,7 @@ class Referee:
         self.pipes, self.processes, self.size = pipes, processes, len(pipes)
         self.calls = [[] for _ in pipes]
         self.waiting = {}  # rank -> index of the call that it waits for
-        self.ended = {}  # rank -> (events, results)
+        self.ended = {}  # rank -> (events, results, early)
         self.failures = {}
         self.meetings = 0
 
@@ -63,7 +68,11 @@ class Referee:
                 raise Wrong("deadlock", None, self.describe_deadlock())
             for rank in free:
                 self.pipes[rank].send(self.calls[rank][self.waiting.pop(rank)].result)
-        return [Record(self.ended[rank][0], self.calls[rank], self.ended[rank][1]) for rank in range(self.size)]
+        records = []
+        for rank in range(self.size):
+            events, results, early = self.ended[rank]
+            records.append(Record(events, self.calls[rank], results, early))
+        return records
 
     def listen(self):
         """Hear the ranks until each of them waits or has ended."""
@@ -178,7 +187,19 @@ class Referee:
             else:
                 count = len(self.calls[rank])
                 words.append(f"rank {rank} has ended after {count} call{'' if count == 1 else 's'}")
-        return f"no rank can go on: {'; '.join(words)}"
+        return f"no rank can go on: {'; '.join(words)}{self.first_difference()}"
+
+    def first_difference(self):
+        """Return words on the first collective that the ranks make in different lines; messages may differ."""
+        if not all(call.collective for calls in self.calls for call in calls):
+            return ""
+        for number in range(max(map(len, self.calls))):
+            lines = [calls[number].line if number < len(calls) else None for calls in self.calls]
+            if len(set(lines)) > 1:
+                words = [f"in line {line}" if line else "missing" for line in lines]
+                places = [f"{word} on rank {rank}" for rank, word in enumerate(words)]
+                return f". Call {number + 1} is {', '.join(places)}"
+        return ""
 
 
 def on_ranks(path, arguments):
@@ -206,10 +227,13 @@ def on_ranks(path, arguments):
 recorded = []  # the Records of every run, for a task's then(), which asks for the last ones
 
 
-def on_each_rank(*split):
-    """Return a Task's launch: run() on as many ranks as the inputs named in split have parts, a part for each."""
+def on_each_rank(*split, meanings=types.MappingProxyType({})):
+    """Return a Task's launch: run() on as many ranks as the inputs named in split have parts, a part for each.
 
-    def launch(module, inputs, outputs):
+    meanings: part of a sentence of the referee -> what it means in this exercise.
+    """
+
+    def run_and_copy(module, inputs, outputs):
         arguments = [
             {name: value[rank] if name in split else value for name, value in inputs.items()}
             for rank in range(len(inputs[split[0]]))
@@ -217,11 +241,25 @@ def on_each_rank(*split):
         recorded.append(on_ranks(module.__file__, arguments))
         for rank, record in enumerate(recorded[-1]):
             for name, output in outputs.items():
+                if record.results[name] is None:
+                    raise Wrong("crash", name, f"{name} is None on rank {rank}")
                 content, dtype, shape = record.results[name]
                 if shape != tuple(output[rank].shape):
                     said = f"it has the shape {list(shape)} on rank {rank}, and must have {list(output[rank].shape)}"
                     raise Wrong("shape", name, f"{name}: {said}")
                 output[rank].copy_(from_bytes(content, dtype, shape))
+                if record.early and output[rank].isnan().any():
+                    said = f"line {record.early} reads a tensor before its wait(), and until then the checker fills it"
+                    raise Wrong("race", name, f"{name}: NaN on rank {rank}: {said} with NaN: wait first")
+
+    def launch(module, inputs, outputs):
+        try:
+            run_and_copy(module, inputs, outputs)
+        except Wrong as wrong:
+            for part, meaning in meanings.items():
+                if part in str(wrong):
+                    raise Wrong(wrong.kind, wrong.tensor, f"{wrong}: {meaning}") from None
+            raise
 
     launch.split = split
     return launch

@@ -4,27 +4,48 @@ import torch
 
 import ranks
 from grading import Mistake, Task, Wrong, random
-from timeline import simulate
+from timeline import BYTES_PER_US, LATENCY_US, simulate
 
 
 def define(x):
     return {"sum": x.sum(0, keepdim=True).expand_as(x).clone()}
 
 
-def ring(x, steps, start=1, second_adds=False):
-    """Return what a wrong ring gives. steps: of both halves; start: the second half begins with part r + start."""
+def ring(x, steps, start=1, second_adds=False, left=False, own=1, stays=False, rebinds=False):
+    """Return what a wrong ring gives.
+
+    steps: of both halves; start: the second half begins with part r + start; left: it goes to the left; own: 0 if the
+    first half's indices don't depend on the rank; stays: it sends part r in all steps; rebinds: a sum of the first half
+    is in the list of parts, but not in x.
+    """
     size = len(x)
-    parts = [[part.clone() for part in row.chunk(size)] for row in x]
+    rows = [row.clone() for row in x]
+    parts = [list(row.chunk(size)) for row in rows]
+    sender = [(rank + 1) % size if left else rank - 1 for rank in range(size)]
     for step in range(steps[0]):
-        sent = [parts[rank][(rank - step) % size].clone() for rank in range(size)]
+        now = 0 if stays else step if own else -step
+        sent = [parts[rank][(own * rank - now) % size].clone() for rank in range(size)]
         for rank in range(size):
-            parts[rank][(rank - step - 1) % size] += sent[rank - 1]
+            i = (own * rank - step - 1 if own else step + 1) % size
+            if rebinds:
+                parts[rank][i] = parts[rank][i] + sent[sender[rank]]
+            else:
+                parts[rank][i] += sent[sender[rank]]
     for step in range(steps[1]):
         sent = [parts[rank][(rank + start - step) % size].clone() for rank in range(size)]
         for rank in range(size):
-            old = parts[rank][(rank + start - 1 - step) % size] if second_adds else 0
-            parts[rank][(rank + start - 1 - step) % size] = sent[rank - 1] + old
-    return {"sum": torch.stack([torch.cat(row) for row in parts])}
+            part = parts[rank][(rank + start - 1 - step) % size]
+            part.copy_(sent[sender[rank]] + (part if second_adds else 0))
+    return {"sum": torch.stack(rows)}
+
+
+def second_half_lost(x, arrived):
+    """Return what a ring gives without its second half; arrived: if messages were sent for it, else if none were."""
+    size = len(x)
+    messages = sum(call.sends for call in ranks.recorded[-1][0].calls)
+    if (messages > size - 1) != arrived:
+        return {"sum": torch.full_like(x, torch.inf)}  # fits nothing
+    return ring(x, (size - 1, 0))
 
 
 def suspect(second=0, **error):
@@ -50,7 +71,11 @@ def check_bytes(module, source):
             raise Wrong("bytes", None, f"{said} {share:.3g} times: each half takes one step fewer than there are ranks")
         raise Wrong("bytes", None, f"{said} {share:.3g} times: send parts, not the whole")
     took = simulate(records).total
-    return f"on {size} ranks each sends {most:,.0f} bytes, {most / whole:.3g} times the tensor, in {took:.0f} us"
+    words = f"on {size} ranks each sends {most:,.0f} bytes, {most / whole:.3g} times the tensor, in {took:.0f} us"
+    least = 2 * (size - 1) * (LATENCY_US + whole / size / BYTES_PER_US)
+    if took > 1.01 * least:
+        words += f"; a ring whose batches send and receive at once takes {least:.0f}"
+    return words
 
 
 TASK = Task(
@@ -65,11 +90,27 @@ TASK = Task(
     owner=lambda module, name, index, inputs: f"part {index[1] * len(inputs['x']) // inputs['x'].shape[1]}",
     dtypes=(torch.float32,),
     kernel=False,
-    launch=ranks.on_each_rank("x"),
+    launch=ranks.on_each_rank(
+        "x",
+        meanings={
+            "is in the same batch": "after `parts[i] = received` the list holds `received` itself, so the next step "
+            "would send and fill it; parts[i].copy_(received) writes into x",
+            "IndexError": "parts has one part per rank, so its indices need % size",
+        },
+    ),
     then=check_bytes,
     suspects={
         "the parts that go round in the second half are finished: replace, don't add": suspect(second_adds=True),
-        "the second half is missing: rank r has only part r + 1 finished": lambda x: ring(x, (len(x) - 1, 0)),
+        "the second half is missing: rank r has only part r + 1 finished": lambda x: second_half_lost(x, False),
+        "the second half's parts never reach x: write into it, with parts[i].copy_(received). `parts[i] = ...` only "
+        "gives the list another tensor": lambda x: second_half_lost(x, True),
+        "the first half's sums never reach x: write into it, with parts[i] += received. `parts[i] = ...` gives the "
+        "list another tensor": suspect(rebinds=True),
+        "x is what it was: write into its parts, with parts[i] += received or parts[i].copy_(received). `parts[i] = "
+        "...` gives the list another tensor, and `x = ...` another x": lambda x: {"sum": x},
+        "everything goes to the left: send to right, and receive from left": suspect(left=True),
+        "all ranks send the same part in a step of the first half: its index must depend on the rank": suspect(own=0),
+        "every step of the first half sends part r: pass on the part to which the last step added": suspect(stays=True),
         "the second half ends one step early: it takes one step fewer than there are ranks": suspect(second=-1),
         "part r + 1 of rank r goes round unsummed: the first half is missing, ends early, or adds to another part": (
             lambda x: ring(x, (0, len(x) - 1))
@@ -135,7 +176,7 @@ TASK = Task(
             "        exchange(parts[(rank - step) % size], right, parts[(rank - step) % size], left)\n",
             None,
             "race",
-            says="irecv writes to a tensor on rank 0 that is being sent",
+            says="is in the same batch, so give them different memory",
         ),
         "replaced in the first half": Mistake(
             ".add_(received)", ".copy_(received)", "sum", says="the first half must add what arrives"
@@ -173,7 +214,78 @@ TASK = Task(
             says="the second half starts with part r + 1",
         ),
         "always the same part": Mistake(
-            "parts[(rank - step) % size], right, received", "parts[rank], right, received", "sum"
+            "parts[(rank - step) % size], right, received",
+            "parts[rank], right, received",
+            "sum",
+            says="every step of the first half sends part r",
+        ),
+        "one part for all ranks": Mistake(
+            "        exchange(parts[(rank - step) % size], right, received, left)\n"
+            "        parts[(rank - step - 1) % size].add_(received)\n",
+            "        exchange(parts[step], right, received, left)\n        parts[step + 1].add_(received)\n",
+            "sum",
+            says="its index must depend on the rank",
+        ),
+        "to the left": Mistake(
+            "    right = (rank + 1) % size\n",
+            "    left, right = (rank + 1) % size, left\n",
+            "sum",
+            says="everything goes to the left: send to right",
+        ),
+        "sums bound to the list": Mistake(
+            "        parts[(rank - step - 1) % size].add_(received)\n",
+            "        parts[(rank - step - 1) % size] = parts[(rank - step - 1) % size] + received\n",
+            "sum",
+            says="the first half's sums never reach x",
+        ),
+        "finished parts bound to the list": Mistake(
+            "        exchange(parts[(rank + 1 - step) % size], right, parts[(rank - step) % size], left)\n",
+            "        exchange(parts[(rank + 1 - step) % size], right, received, left)\n"
+            "        parts[(rank - step) % size] = received.clone()\n",
+            "sum",
+            says="the second half's parts never reach x: write into it, with parts[i].copy_(received)",
+        ),
+        "received itself bound to the list": Mistake(
+            "        exchange(parts[(rank + 1 - step) % size], right, parts[(rank - step) % size], left)\n",
+            "        exchange(parts[(rank + 1 - step) % size], right, received, left)\n"
+            "        parts[(rank - step) % size] = received\n",
+            None,
+            "race",
+            says="is in the same batch, so give them different memory: after `parts[i] = received`",
+        ),
+        "x bound to the sums": Mistake(
+            "        parts[(rank - step - 1) % size].add_(received)\n"
+            "    for step in range(size - 1):\n"
+            "        exchange(parts[(rank + 1 - step) % size], right, parts[(rank - step) % size], left)\n",
+            "        parts[(rank - step - 1) % size] = parts[(rank - step - 1) % size] + received\n"
+            "    for step in range(size - 1):\n"
+            "        exchange(parts[(rank + 1 - step) % size], right, received, left)\n"
+            "        parts[(rank - step) % size] = received.clone()\n"
+            "    x = torch.cat(parts)\n",
+            "sum",
+            says="x is what it was: write into its parts",
+        ),
+        "added before it has arrived": Mistake(
+            "    for work in dist.batch_isend_irecv(messages):\n        work.wait()\n",
+            "    works = dist.batch_isend_irecv(messages)\n    early = received.clone()\n"
+            "    for work in works:\n        work.wait()\n    received.copy_(early)\n",
+            "sum",
+            "race",
+            says="line 11 reads a tensor before its wait(), and until then the checker fills it with NaN: wait first",
+        ),
+        "a rank for the tensor": Mistake(
+            "dist.P2POp(dist.isend, sent, right)",
+            "dist.P2POp(dist.isend, right, sent)",
+            None,
+            "tensor",
+            says="line 9: P2POp takes dist.isend or dist.irecv, a tensor and a rank, in this order, and got 1",
+        ),
+        "without the modulo": Mistake(
+            "exchange(parts[(rank + 1 - step) % size], right,",
+            "exchange(parts[rank + 1 - step], right,",
+            None,
+            "crash",
+            says="IndexError: list index out of range: parts has one part per rank, so its indices need % size",
         ),
         "both to the right": Mistake(
             "dist.P2POp(dist.irecv, received, left)",

@@ -27,13 +27,17 @@ class Bucket:
     def wait(self):
         """Return when self.flat holds the sum over all ranks."""
         if self.flat is None:
-            raise RuntimeError("this bucket was not sent in this step: is self.sent 0 when a backward begins?")
+            raise RuntimeError(
+                "this bucket was not sent in this step: finish() sends the rest, and then sets self.sent to 0"
+            )
         if self.work is None:
             raise RuntimeError("this bucket's all_reduce returned nothing to wait for: pass async_op=True")
         self.work.wait()
 
     def unpack(self):
         """Make the numbers of self.flat the weights' gradients."""
+        if self.flat is None:
+            raise RuntimeError("this bucket holds no sums: send it and wait, then unpack() it, then reset() it")
         sizes = [w.numel() for w in self.weights]
         for w, grad in zip(self.weights, self.flat.split(sizes), strict=True):
             w.grad = grad.view(w.shape)

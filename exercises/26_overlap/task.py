@@ -60,16 +60,44 @@ def suspect(received):
     return lambda **given: train(**given, received=received)
 
 
+def summed(twice):
+    """Return a suspect that sums and doesn't divide. twice: if more was sent than each gradient once, else if not."""
+
+    def compute(**given):
+        sent = sum(call.whole for call in ranks.recorded[-1][0].calls)
+        once = 4 * given["w"].numel() * given["x"].shape[1]
+        results = train(**given, received=lambda each, skip: [sum(each)] * len(each))
+        if (sent > once) != twice:
+            results["grads"].fill_(torch.inf)  # fits nothing
+        return results
+
+    return compute
+
+
+def sent_too_early(each, skip):
+    """Return the means if each bucket is sent after its first gradient, with zeros for the second."""
+    mean = sum(each) / len(each)
+    mean[list(range(len(mean) - 2, -1, -2))] = 0
+    return [mean] * len(each)
+
+
+def divided_by_those_who_have_it(each, skip):
+    """Return the means if each layer's sum is divided by the number of ranks that use the layer."""
+    users = (len(each) - skip.sum(0)).clamp(min=1)
+    return [sum(each) / users[:, None, None]] * len(each)
+
+
 def check_overlap(module, source):
     """Raise Wrong unless all but the last bucket travel during the backward; return words on what that hides."""
     records = ranks.recorded[-1]
     sizes = TASK.cases["many buckets"]
-    buckets = sizes["steps"] * ((sizes["L"] + 1) // 2)
-    for rank, record in enumerate(records):
-        if len(record.calls) != buckets:
-            said = f"right, but rank {rank} makes {len(record.calls)} calls in {sizes['steps']} steps"
-            raise Wrong("count", None, f"{said}, and there are {buckets} buckets: send each once")
+    buckets = (sizes["L"] + 1) // 2
     timeline = simulate(records)
+    for rank, record in enumerate(records):
+        if len(record.calls) != buckets * sizes["steps"]:
+            said = f"right, but rank {rank} makes {len(record.calls)} calls in {sizes['steps']} steps"
+            said += f", and there are {buckets} buckets in each: send each once"
+            raise Wrong("count", None, f"{said}\n{timeline.picture()}")
     last = max(end - begin for begin, end in timeline.network)
     if timeline.exposed > 1.5 * sizes["steps"] * last:
         said = f"right, but {timeline.exposed:.0f} of {timeline.communication:.0f} us of communication are exposed"
@@ -87,18 +115,24 @@ def check_overlap(module, source):
 
 
 def describe_exposed(records):
-    """Return why: each call is waited for at once, or nothing is sent before the backward has ended."""
+    """Return why: each call is waited for at once, or nothing is sent before the backward has ended, or not enough."""
     kinds = [what for what, _ in records[0].events]
     first = kinds.index("call")
     if kinds[first + 1] == "wait":
         return "you wait for each call at once. Pass async_op=True, and wait in finish() only"
-    return "you send the first bucket when the backward has ended. Send it from note()"
+    if kinds[:first].count("compute") * TASK.cases["many buckets"]["steps"] == kinds.count("compute"):
+        return (
+            "nothing is sent before the backward has ended. note() counts down missing of its bucket, and looks at "
+            "buckets[self.sent]: if its missing is 0, send it"
+        )
+    return "some buckets are full and wait all the same. In note(), send every bucket whose turn it is"
 
 
 TASK = Task(
     cases={
         "one bucket": {"size": 2, "steps": 1, "L": 2},
         "two steps": {"size": 2, "steps": 2, "L": 5},
+        "a bucket that a rank skips": {"size": 2, "steps": 2, "L": 6, "skipped": ((1, 0, 3), (1, 0, 2))},
         "a layer that a rank skips": {"size": 2, "steps": 2, "L": 6, "skipped": ((1, 0, 4), (0, 1, 0))},
         "many buckets": {"size": 2, "steps": 2, "L": 12, "B": 256, "C": 32},
     },
@@ -109,17 +143,33 @@ TASK = Task(
     dtypes=(torch.float32,),
     kernel=False,
     tolerance=1e-5,
-    launch=ranks.on_each_rank("x", "target", "skip"),
+    launch=ranks.on_each_rank(
+        "x",
+        "target",
+        "skip",
+        meanings={
+            "no rank can go on": "every rank sends every bucket in every step, with zeros for gradients that it "
+            "doesn't have",
+            "got None": "a rank that skips a layer has no gradient of it, and sends zeros",
+            "calls, the last in line": "does send_next() count, self.sent += 1?",
+        },
+    ),
     then=check_overlap,
     suspects={
         "gradients of different weights are added: a rank that skips a layer fills its buckets in another order, and a "
         "collective has no name. Send the buckets in one order": suspect(
             lambda each, skip: sum_mixed(each, skip) / len(each)
         ),
-        "the gradients are summed over the ranks: divide by the number of ranks": suspect(
-            lambda each, skip: [sum(each)] * len(each)
+        "the gradients are summed over the ranks: divide by the number of ranks": summed(twice=False),
+        "the gradients are twice as large, and more is sent than each of them once: sum each bucket once, and divide "
+        "by the number of ranks": summed(twice=True),
+        "a bucket is sent before its second gradient is there: wait until its missing is 0": suspect(sent_too_early),
+        "the sums are divided by the number of ranks that have a gradient: divide by that of all ranks": suspect(
+            divided_by_those_who_have_it
         ),
-        "every rank trains alone: its gradients are those of its own batch": suspect(lambda each, skip: each),
+        "every rank trains alone, with the gradients of its own batch: unpack() the sums": suspect(
+            lambda each, skip: each
+        ),
         "the sums are lost: all_reduce must get bucket.flat itself, and unpack() comes after wait()": suspect(
             lambda each, skip: [own / len(each) for own in each]
         ),
@@ -137,7 +187,86 @@ TASK = Task(
             "            break\n\n    def send_next",
             None,
             "exposed",
-            says="Send it from note()",
+            says="nothing is sent before the backward has ended",
+        ),
+        "not counted": Mistake(
+            "        bucket.missing -= 1\n", "", None, "exposed", says="note() counts down missing of its bucket"
+        ),
+        "the last bucket first": Mistake(
+            "self.buckets[self.sent].missing == 0",
+            "self.buckets[-1 - self.sent].missing == 0",
+            None,
+            "exposed",
+            says="and looks at buckets[self.sent]",
+        ),
+        "five buckets at once": Mistake(
+            "        bucket.missing -= 1\n        while self.sent < len(self.buckets)",
+            "        bucket.missing -= 1\n        if sum(one.missing == 0 for one in self.buckets) < 5:\n"
+            "            return\n        while self.sent < len(self.buckets)",
+            None,
+            "exposed",
+            says="some buckets are full and wait all the same",
+        ),
+        "sent at each gradient": Mistake(
+            "        while self.sent < len(self.buckets) and self.buckets[self.sent].missing == 0:\n",
+            "        if self.sent < len(self.buckets):\n",
+            "grads",
+            says="a bucket is sent before its second gradient is there",
+        ),
+        "sent not counted": Mistake(
+            "        self.sent += 1\n",
+            "",
+            None,
+            "hang",
+            says="and an answer needs less than 100: does send_next() count",
+        ),
+        "no bucket without gradients": Mistake(
+            "            self.send_next()\n        for bucket in self.buckets:\n            bucket.wait()\n",
+            "            if all(w.grad is None for w in self.buckets[self.sent].weights):\n"
+            "                self.sent += 1\n            else:\n                self.send_next()\n"
+            "        for bucket in self.buckets:\n            if bucket.work is None:\n                bucket.reset()\n"
+            "                continue\n            bucket.wait()\n",
+            None,
+            "deadlock",
+            says="every rank sends every bucket in every step, with zeros for gradients that it doesn't have",
+        ),
+        "summed twice": Mistake(
+            "            bucket.wait()\n",
+            "            bucket.wait()\n            dist.all_reduce(bucket.flat)\n",
+            "grads",
+            says="the gradients are twice as large, and more is sent than each of them once",
+        ),
+        "divided by those who have a gradient": Mistake(
+            "            bucket.flat /= dist.get_world_size()\n",
+            "            have = torch.tensor([float(any(w.grad is not None for w in bucket.weights))])\n"
+            "            dist.all_reduce(have)\n            bucket.flat /= have\n",
+            "grads",
+            says="divide by that of all ranks",
+        ),
+        "one weight after another": Mistake(
+            "    averager = Averager(weights)\n",
+            "    averager = Averager([])\n\n    def finish():\n        for w in weights:\n"
+            "            w.grad = torch.zeros_like(w) if w.grad is None else w.grad\n"
+            "            dist.all_reduce(w.grad)\n            w.grad /= dist.get_world_size()\n\n"
+            "    averager.finish = finish\n",
+            None,
+            "count",
+            says="24 calls in 2 steps, and there are 6 buckets in each",
+        ),
+        "no gradient": Mistake(
+            "            bucket.wait()\n",
+            "            bucket.wait()\n            for w in bucket.weights:\n"
+            "                dist.all_reduce(w.grad)\n",
+            None,
+            "tensor",
+            says="all_reduce got None on rank 1, and needs a tensor: a rank that skips a layer has no gradient",
+        ),
+        "reset before unpack": Mistake(
+            "            bucket.unpack()\n            bucket.reset()\n",
+            "            bucket.reset()\n            bucket.unpack()\n",
+            None,
+            "crash",
+            says="this bucket holds no sums: send it and wait, then unpack() it, then reset() it",
         ),
         "not async": Mistake(
             "dist.all_reduce(bucket.flat, async_op=True)",
@@ -174,9 +303,14 @@ TASK = Task(
             "bucket.flat = bucket.pack()\n",
             "bucket.flat = bucket.pack() / dist.get_world_size()\n",
             "grads",
-            says="1/2 times its correct value",
+            says="1/2 times its correct value, and there are 2 ranks: is it divided once too often?",
         ),
-        "not unpacked": Mistake("            bucket.unpack()\n", "", "grads", says="every rank trains alone"),
+        "not unpacked": Mistake(
+            "            bucket.unpack()\n",
+            "",
+            "grads",
+            says="every rank trains alone, with the gradients of its own batch: unpack()",
+        ),
         "a copy is summed": Mistake(
             "dist.all_reduce(bucket.flat, ", "dist.all_reduce(bucket.flat.clone(), ", "grads", says="the sums are lost"
         ),
@@ -196,10 +330,10 @@ TASK = Task(
             "        for bucket in self.buckets[: self.sent]:\n",
             None,
             "deadlock",
-            says="rank 1 has ended after",
+            says="every rank sends every bucket in every step",
         ),
         "sent not reset": Mistake(
-            "        self.sent = 0\n\n\ndef", "\n\ndef", None, "crash", says="is self.sent 0 when a backward begins?"
+            "        self.sent = 0\n\n\ndef", "\n\ndef", None, "crash", says="then sets self.sent to 0"
         ),
         "buckets not reset": Mistake(
             "            bucket.reset()\n", "", None, "crash", says="reset() it after each step"
