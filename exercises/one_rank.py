@@ -471,7 +471,9 @@ def guard_arguments(module, rank):
 
     for owner, value in list(vars(module).items()):
         if isinstance(value, type) and issubclass(value, torch.autograd.Function):
-            for name in {"forward", "backward"} & set(vars(value)):
+            # With setup_context, forward gets no ctx, and mark_dirty is called after it.
+            methods = {"backward"} if "setup_context" in vars(value) else {"forward", "backward"}
+            for name in methods & set(vars(value)):
                 setattr(value, name, guarded(owner, name, getattr(value, name)))
 
 

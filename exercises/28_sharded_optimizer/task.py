@@ -157,6 +157,12 @@ TASK = Task(
             says="keeps 40,000 bytes beside the weights",
         ),
         "sum": Mistake("mine / dist.get_world_size()", "mine", "m", says="Adam divides by the gradient's size"),
+        "divided twice": Mistake(
+            "mine / dist.get_world_size()",
+            "mine / dist.get_world_size() ** 2",
+            "m",
+            says="1/2 times its correct value, and there are 2 ranks: is it divided once too often?",
+        ),
         "not gathered": Mistake(
             "        dist.all_gather_into_tensor(self.weights, self.part)\n", "", "final", says="gather the others'"
         ),

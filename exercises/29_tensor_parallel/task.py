@@ -144,6 +144,20 @@ TASK = Task(
             "changed",
             says="lets all_reduce write its result there on rank 0, but it's an input: work on a clone",
         ),
+        "dx in place": Mistake(
+            "        dx = dx.clone(memory_format=torch.contiguous_format)\n",
+            "",
+            None,
+            "changed",
+            says="Enter.backward changes its argument on rank 0, which other operations may need as it is",
+        ),
+        "the partial sum in place": Mistake(
+            "        y = part.clone()\n        dist.all_reduce(y)\n        return y\n",
+            "        dist.all_reduce(part)\n        return part\n",
+            None,
+            "changed",
+            says="Leave.forward changes its argument on rank 0",
+        ),
         "a transposed gradient": Mistake(
             "dx.clone(memory_format=torch.contiguous_format)",
             "dx.T.contiguous().T",
@@ -151,7 +165,18 @@ TASK = Task(
             "tensor",
             says="all_reduce needs a contiguous tensor, not one of [3, 4] with strides [1, 3]",
         ),
-        "mean": Mistake("        return y\n", "        return y / dist.get_world_size()\n", "y", says="1/2 times"),
+        "mean": Mistake(
+            "        return y\n",
+            "        return y / dist.get_world_size()\n",
+            "y",
+            says="is it divided once too often?",
+        ),
+        "dx summed twice": Mistake(
+            "        dist.all_reduce(dx)\n",
+            "        dist.all_reduce(dx)\n        dist.all_reduce(dx)\n",
+            "dx",
+            says="2 times its correct value, and there are 2 ranks: is it summed once too often?",
+        ),
         "not waited for": Mistake(
             "        dist.all_reduce(y)\n",
             "        dist.all_reduce(y, async_op=True)\n",

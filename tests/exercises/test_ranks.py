@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import types
 
 import pytest
 import torch
@@ -39,13 +40,14 @@ def run(tmp_path):
     """run(body, size) runs the body of run(x), with the names rank and size, and returns the Records.
 
     x [4] is rank + 0, 1, 2, 3, the body returns a tensor, and its first line is line 7 of the file.
+    more: text at the end of the file.
     """
 
-    def run_body(body, size=2):
+    def run_body(body, size=2, more=""):
         path = tmp_path / "exercise.py"
         lines = ["rank, size = dist.get_rank(), dist.get_world_size()", *body.splitlines()]
         text = f"{HEAD}\ndef work(x):\n    " + "\n    ".join(lines)
-        path.write_text(f"{text}\n\ndef run(x):\n    return {{'y': work(x)}}\n")
+        path.write_text(f"{text}\n\ndef run(x):\n    return {{'y': work(x)}}\n{more}")
         return ranks.on_ranks(path, [{"x": torch.arange(4.0) + rank} for rank in range(size)])
 
     return run_body
@@ -140,8 +142,10 @@ def test_nothing_has_arrived_before_wait(run):
     body = (
         "y = x.clone(); work = dist.all_reduce(y, async_op=True); z = y.clone(); work.wait(); return torch.cat([z, y])"
     )
-    for y in returned(run(body)):
+    records = run(body)
+    for y in returned(records):
         assert y[:4].isnan().all() and torch.equal(y[4:], 2 * PARTS + 1)
+    assert [record.early for record in records] == [7, 7]
 
 
 # ---------------------------------------------------------------- what the referee refuses
@@ -207,6 +211,12 @@ EXCHANGE += "dist.P2POp(dist.irecv, y, 1 - rank)])\n"
         ("dist.reduce_scatter_tensor(x.new_empty(3), x.clone())", "tensor", "a whole of [4] and a part of [3]"),
         ("dist.all_reduce(x.clone(), dist.ReduceOp.BAND)", "tensor", "can't use ReduceOp.BAND"),
         ("dist.all_reduce(x.long(), dist.ReduceOp.AVG)", "tensor", "can't use ReduceOp.AVG of torch.int64"),
+        ("dist.all_reduce(None)", "tensor", "line 7: all_reduce got None on rank 0, and needs a tensor"),
+        (
+            "dist.P2POp(dist.isend, 1 - rank, x)",
+            "tensor",
+            "P2POp takes dist.isend or dist.irecv, a tensor and a rank, in this order, and got 1 for the tensor",
+        ),
         ("dist.send(x, 2)", "peer", "send names rank 2, but there are ranks 0 to 1"),
         ("dist.send(x, rank)", "peer", "which is the one that calls it"),
         (
@@ -289,6 +299,77 @@ def test_a_loop_that_catches_everything_is_ended_all_the_same(run, clean, monkey
     body = "while rank:\n    try:\n        while True: pass\n    except BaseException: pass\ndist.barrier(); return x"
     with pytest.raises(judge.Wrong, match="rank 1 (has computed for 1 s|was ended by SIGKILL)"):
         run(body)
+
+
+@FORKS
+def test_an_endless_loop_of_calls_is_ended(run, clean, monkeypatch):
+    monkeypatch.setattr(one_rank, "MOST_CALLS", 5)
+    monkeypatch.setattr(one_rank, "CPU_SECONDS", 2)
+    with pytest.raises(judge.Wrong, match="rank 0 has made 5 calls, the last in line 7"):
+        run("while True: dist.barrier()")
+
+
+DOUBLE = """
+class Double(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, y):
+        {}
+
+    @staticmethod
+    def backward(ctx, dy):
+        {}
+"""
+FORWARD = "return 2 * y"
+BACKWARD = "return 2 * dy"
+TWICE = "y = Double.apply(1 * x.clone().requires_grad_()); y.backward(x.clone()); return y.detach()"
+
+
+@FORKS
+@pytest.mark.parametrize(
+    ("forward", "backward", "method"),
+    [
+        ("return y.mul_(2)", BACKWARD, "forward"),
+        ("dist.all_reduce(y); return y", BACKWARD, "forward"),
+        (FORWARD, "dist.all_reduce(dy); return dy", "backward"),
+    ],
+)
+def test_a_method_of_an_autograd_function_may_not_change_its_argument(run, forward, backward, method):
+    with pytest.raises(judge.Wrong, match=f"Double.{method} changes its argument on rank 0") as caught:
+        run(TWICE, more=DOUBLE.format(forward, backward))
+    assert caught.value.kind == "changed"
+
+
+@FORKS
+@pytest.mark.parametrize(
+    ("forward", "backward"),
+    [
+        ("ctx.mark_dirty(y); dist.all_reduce(y); return y", BACKWARD),
+        ("y = y.clone(); dist.all_reduce(y); return y", "dy = 2 * dy; dist.all_reduce(dy); return dy"),
+    ],
+)
+def test_a_method_of_an_autograd_function_may_change_what_it_made_or_marked(run, forward, backward):
+    assert torch.equal(returned(run(TWICE, more=DOUBLE.format(forward, backward)))[0], 2 * PARTS + 1)
+
+
+@FORKS
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("return None if rank else x.clone()", "y is None on rank 1"),
+        (
+            "y = x.clone(); work = dist.all_reduce(y, async_op=True)\n    z = 2 * y; work.wait(); return z",
+            "NaN on rank 0: line 6 reads a tensor before its wait(), and until then the checker fills it with NaN",
+        ),
+    ],
+)
+def test_what_is_said_of_results(tmp_path, body, said):
+    path = tmp_path / "exercise.py"
+    last = "def run(x):\n    return {'y': work(x, dist.get_rank())}"
+    path.write_text(f"{HEAD}def work(x, rank):\n    {body}\n\n{last}\n")
+    x = torch.ones(2, 4)
+    with pytest.raises(judge.Wrong) as caught:
+        ranks.on_each_rank("x")(types.SimpleNamespace(__file__=str(path)), {"x": x}, {"y": torch.empty(2, 4)})
+    assert said in str(caught.value)
 
 
 @FORKS
