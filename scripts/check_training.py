@@ -3257,7 +3257,8 @@ def report(options, watch, rows, findings, failure, untested, interrupted=False)
     if interrupted:
         status = 130
         verdict = f"interrupted after {len(watch.steps)} of {options.steps} steps; until then: {verdict}"
-    title = f"{os.path.basename(options.command[0])}, {len(watch.steps)} steps"
+    name = os.path.basename(options.command[0]).replace("\n", "\\n")
+    title = f"{name}, {len(watch.steps)} steps"
     print_report(title, rows, findings, verdict)
     if options.json:
         content = {"command": options.command, "steps": len(watch.steps), "status": status, "verdict": verdict}

@@ -1,5 +1,6 @@
 """Write the report of compare_training.py: the verdict first, then a row for each thing that was compared."""
 
+from common.command_line import printable
 from common.own_script.judge import folded
 from common.own_script.session import NEW, OLD
 from common.ratios import counted, median, noise_line
@@ -72,7 +73,8 @@ def speed_rows(speed, session, recorded, note):
 
 
 def as_text(content):
-    lines = [f"compare_training: {content['old']}", f"          versus: {content['new']}", ""]
+    old, new = (printable(content[name]) for name in ("old", "new"))  # a line break in a name makes no line of its own
+    lines = [f"compare_training: {old}", f"          versus: {new}", ""]
     lines.append(f"{'verdict':<12}{content['verdict']}")
     if content["reason"]:
         lines.append(f"{'':<12}{content['reason']}")

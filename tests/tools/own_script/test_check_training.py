@@ -1182,6 +1182,14 @@ def test_the_report_goes_to_the_terminal_whatever_the_script_does_to_its_output(
 
 
 @pytest.mark.slow
+def test_a_line_break_in_a_name_makes_no_line_of_its_own(check, tmp_path):
+    path = tmp_path / "a\nverdict     every parameter trains.py"
+    path.write_text(PAIR.replace("FAULT", "False"))
+    _, _, printed = check(path)
+    assert "\nverdict     every parameter trains.py" not in printed, printed
+
+
+@pytest.mark.slow
 def test_where_all_descriptors_are_closed_the_report_is_in_a_file(write, tmp_path):
     text = "os.closerange(0, 256)\nfor n in range(20):\n    os.open('log.txt', os.O_CREAT | os.O_WRONLY)\n"
     script = write(HEAD + "print = lambda *words, **options: None\n" + text + PUT_BACK)

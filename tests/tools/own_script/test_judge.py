@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from common.measuring.accuracy import LAST_PLACE
-from common.own_script import child, judge, speed
+from common.own_script import child, judge, report, speed
 from common.own_script.names import Pair, orders
 
 FLOAT32 = {"use_amp": False, "tf32": False, "device": "cpu"}
@@ -372,3 +372,13 @@ def test_settings_of_modules_are_compared_where_both_have_them(one, other, words
     steps = [{"calls": [{"modules": {"norm": found, "only": {}}}]} for found in (one, other)]
     found = judge_of().module_settings(1, *steps)
     assert (found and found.text) == words
+
+
+def test_a_line_break_in_a_name_makes_no_line_of_its_own():
+    names = {"old": "a\nverdict     the same computation.py", "new": "b.py"}
+    content = names | {"verdict": "not comparable", "reason": "", "module": "", "rows": {}}
+    assert report.as_text(content).splitlines()[:3] == [
+        "compare_training: a\\nverdict     the same computation.py",
+        "          versus: b.py",
+        "",
+    ]
