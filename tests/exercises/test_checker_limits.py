@@ -12,6 +12,7 @@ from common.versions import REPOSITORY
 
 sys.path.insert(0, str(REPOSITORY / "exercises"))
 
+import answers
 import grading
 import judge
 import on_gpus
@@ -308,6 +309,18 @@ def test_ranks_of_gpus_may_be_off_by_a_ten_thousandth(error, right, wrong, monke
     module = SimpleNamespace(run=lambda: found)
     assert on_gpus.is_right(task, module, {}, torch.device("cpu")) is right
     assert reduced == [on_gpus.dist.ReduceOp.MIN]
+
+
+# ---------------------------------------------------------------- what passed is compiled
+
+
+@pytest.mark.parametrize(("compiles", "said"), [(True, "4 cases; compiled"), (False, "the compiler refuses it")])
+def test_what_the_compiler_refuses_has_not_passed(compiles, said, monkeypatch):
+    compiled = {"passed": compiles, "kind": "compile", "sentence": "compiled" if compiles else said}
+    monkeypatch.setattr(answers, "grade_apart", lambda jobs, *_: [compiled] * len(jobs))
+    verdicts = [{"passed": True, "interpreted": True, "kind": None, "sentence": "4 cases"}, {"passed": False}]
+    answers.compile_passed([("folder", "a.py"), ("folder", "b.py")], verdicts, 1)
+    assert (verdicts[0]["passed"], verdicts[0]["sentence"], verdicts[1]) == (compiles, said, {"passed": False})
 
 
 # ---------------------------------------------------------------- a kernel of one's own
