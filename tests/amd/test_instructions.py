@@ -319,6 +319,15 @@ def test_fma_rounds_once():
             assert int(got.view(np.uint32)) % 2 == 0  # a tie goes to the even neighbour
 
 
+def test_fma_of_a_denormal_result_rounds_once():
+    """No tie beside it has the wave rounded exactly. The sum lies just above half a step of denormals."""
+    a, b, c = (np.full(64, x, np.float32) for x in (2**-75 * (1 + 2**-11), 2**-75 * (1 - 2**-11 + 2**-22), 2**-127))
+    wave = run("gfx942", "v_fma_f32 v0, v1, v2, v3", {1: a, 2: b, 3: c})
+    exact = Fraction(float(a[0])) * Fraction(float(b[0])) + Fraction(float(c[0]))
+    assert exact * 2**149 > 2**22 + Fraction(1, 2)
+    assert set(floats(wave, 0).astype(np.float64) * 2.0**149) == {2.0**22 + 1}
+
+
 DIVISION = """
 v_div_scale_f32 v3, s[2:3], v2, v2, v1
 v_div_scale_f32 v4, vcc, v1, v2, v1
