@@ -81,6 +81,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
+WORKSHOP = "1.1"  # the version in pyproject.toml, for whoever reads a report later
 LOOK = 4  # steps of its optimizer in which a gradient is looked at as it arrives; later steps are timed
 BACKWARDS = 50  # backward passes to wait for the first step where no optimizer exists
 MICRO_BATCHES = 1000  # and where one does: it may accumulate gradients
@@ -3258,10 +3259,11 @@ def report(options, watch, rows, findings, failure, untested, interrupted=False)
         status = 130
         verdict = f"interrupted after {len(watch.steps)} of {options.steps} steps; until then: {verdict}"
     name = os.path.basename(options.command[0]).replace("\n", "\\n")
-    title = f"{name}, {len(watch.steps)} steps"
+    title = f"{name}, {counted(len(watch.steps), 'step')}"
     print_report(title, rows, findings, verdict)
     if options.json:
-        content = {"command": options.command, "steps": len(watch.steps), "status": status, "verdict": verdict}
+        content = {"workshop": WORKSHOP, "command": options.command, "steps": len(watch.steps)}
+        content |= {"status": status, "verdict": verdict}
         content |= {"rows": rows}
         content["findings"] = [dataclasses.asdict(finding) | {"next": finding.next} for finding in findings]
         text = json.dumps(content, indent=1)

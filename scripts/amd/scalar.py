@@ -204,8 +204,13 @@ def wait_for_barrier(wave):
 
 
 MODE = re.compile(r"hwreg\(HW_REG_(?:WAVE_)?MODE, (\d+), (\d+)\)")
-ROUND, DENORMALS, FP16_OVFL = ("2", "2"), ("4", "2"), ("23", "1")  # first bit and bits of a mode
-NEAREST, FLUSH, KEEP = 0, 0, 3
+# First bit and bits of a mode, and its values.
+ROUND = ("2", "2")
+DENORMALS = ("4", "2")
+FP16_OVFL = ("23", "1")
+NEAREST = 0
+FLUSH = 0
+KEEP = 3
 
 
 def set_denormals(mode):

@@ -1,4 +1,4 @@
-"""What the checker refuses, at its limits: the element beside a tensor, one byte more than a rank's share."""
+"""Hold the checker's refusals at their limits: the element beside a tensor, one byte more than a rank's share."""
 
 import sys
 from types import SimpleNamespace

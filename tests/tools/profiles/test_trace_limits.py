@@ -1,4 +1,4 @@
-"""What decides how a trace's events belong together: just at each limit, and just beyond it."""
+"""Hold what decides how a trace's events belong together: just at each limit, and just beyond it."""
 
 import pytest
 
