@@ -26,7 +26,6 @@ import json
 import os
 import pathlib
 import shlex
-import signal
 import subprocess
 import sys
 import threading
@@ -380,7 +379,6 @@ def main(argv=None):
     argv = sys.argv[1:] if argv is None else argv
     if argv[:1] == [CHECK_GRADIENTS]:
         return check_gradients(json.loads(argv[1]))
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # `timeout` ends it like Ctrl-C: its process ends too
     arguments = parse_arguments(argv)
     return run_tool("benchmark_suite.py", lambda: benchmark(arguments, argv))
 

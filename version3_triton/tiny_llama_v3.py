@@ -1833,7 +1833,7 @@ def set_weight(parameter, state, weight):
     if "master" in state:
         state["master"].copy_(weight)
     if "low_bits" in state:
-        weight, low_bits = split_bits(weight)
+        weight, low_bits = split_bits(weight.to(parameter.device))  # the host would take seconds
         state["low_bits"].copy_(low_bits)
     parameter.copy_(weight)
 

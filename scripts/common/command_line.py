@@ -8,7 +8,9 @@ import math
 import os
 import pathlib
 import re
+import signal
 import sys
+import threading
 
 from common.versions import SCRIPTS, load_file
 
@@ -146,12 +148,27 @@ def missing_package(name):
     return f"{sys.executable} has no {name}: run `source .venv/bin/activate` first; scripts/quickstart.sh makes .venv"
 
 
+@contextlib.contextmanager
+def terminated_like_interrupted():
+    """Let SIGTERM, which `timeout` and schedulers send, end a block like Ctrl-C: what it started ends too."""
+    before = signal.getsignal(signal.SIGTERM)
+    ours = before == signal.SIG_DFL and threading.current_thread() is threading.main_thread()
+    if ours:
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        if ours:
+            signal.signal(signal.SIGTERM, before)
+
+
 def run_tool(program, work):
     """Run a tool's work and return its exit status; print errors as one line instead of a traceback."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")  # a letter that the terminal lacks must not end a tool
-    with contextlib.redirect_stdout(Screen(sys.stdout)), contextlib.redirect_stderr(Screen(sys.stderr)):
+    screens = contextlib.redirect_stdout(Screen(sys.stdout)), contextlib.redirect_stderr(Screen(sys.stderr))
+    with screens[0], screens[1], terminated_like_interrupted():
         return status_of(program, work)
 
 

@@ -20,7 +20,6 @@ import functools
 import itertools
 import pathlib
 import shlex
-import signal
 import sys
 import time
 
@@ -221,7 +220,6 @@ def measure(arguments, argv):
 
 def main(argv=None):
     argv = sys.argv[1:] if argv is None else argv
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # `timeout` ends it like Ctrl-C: its processes end too
     arguments = parse_arguments(argv)
     return run_tool(PROGRAM, lambda: measure(arguments, argv))
 

@@ -34,6 +34,7 @@ EXERCISES = [page for folder in FOLDERS for page in sorted((folder / "exercises"
 HANDS_ON = sorted({*REPOSITORY.glob("exercises/**/*.md")} - {*PAGES})
 INDENTED = re.compile(r"^    (?:python |\./)", re.MULTILINE)
 FENCE = re.compile(r"^ *```bash\n(.*?)^ *```", re.DOTALL | re.MULTILINE)
+COMMAND = re.compile(r"for .*; do\n(?:.*\n)*?done|(?:.*\\\n)*.+")
 TABLE = re.compile(r"(<!-- (?P<name>[^<>]+):begin -->\n).*?(<!-- (?P=name):end -->)", re.DOTALL)
 MARKER = re.compile(r"<!-- (?!\S+:(?:begin|end) -->)([^>]+) -->")
 NUMBER = re.compile(r"(?<![\w.,])(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|\.\.\.")
@@ -47,8 +48,9 @@ class Command(NamedTuple):
     gpus: int = 0  # that it needs, as its comment or the first one of its block says: "with a GPU", "with GPUs"
 
     def words(self):
-        """Return the words of the command, without the variables that are set before it."""
-        return shlex.split(re.sub(r"^(?:[A-Z][A-Z0-9_]*=\S+ )+", "", self.text), comments=True)
+        """Return the words of the command or of the loop's body, without the variables that are set before it."""
+        command = re.sub(r"^for .*?; do |; done$", "", self.text)
+        return shlex.split(re.sub(r"^(?:[A-Z][A-Z0-9_]*=\S+ )+", "", command), comments=True)
 
 
 def start_of(page):
@@ -84,12 +86,13 @@ def commands(page):
 
 
 def commands_in(text):
-    """Return the commands of a text, one per line; lines that end with a backslash are joined."""
+    """Return the commands of a text, one per line or loop; lines that end with a backslash are joined."""
     found = []
     for number, block in blocks(text):
         of_block = gpus_named(block.splitlines()[0])
-        for match in re.finditer(r"(?:.*\\\n)*.+", block):
+        for match in COMMAND.finditer(block):
             command = re.sub(r"\\\n\s*", "", match[0]).strip()
+            command = re.sub(r"\n\s*", "; ", re.sub(r"; do\n\s*", "; do ", command))
             if not command.endswith("\\") and shlex.split(command, comments=True):
                 line = number + block.count("\n", 0, match.end())
                 found.append(Command(line, command, max(of_block, gpus_named(command))))

@@ -14,7 +14,6 @@ import functools
 import json
 import os
 import pathlib
-import signal
 import statistics
 import sys
 import tempfile
@@ -187,7 +186,6 @@ def parse_arguments(argv):
 
 def main(argv=None):
     argv = sys.argv[1:] if argv is None else argv
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # `timeout` ends it like Ctrl-C: its script ends too
     arguments = parse_arguments(argv)
     return run_tool(PROGRAM, lambda: measure(arguments, argv))
 

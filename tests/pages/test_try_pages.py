@@ -1,5 +1,6 @@
 """The tool that runs the pages' commands: what it runs, passes over and says, on pages made up for it."""
 
+import os
 import pathlib
 import sys
 
@@ -92,6 +93,15 @@ def test_a_command_is_ended_with_all_that_it_started(command, ended, page_of, tm
     assert try_pages.main(["--each", "90"]) == int(ended != "ok")
     first, second, *_ = capsys.readouterr().out.splitlines()
     assert first.startswith(f"{ended} ") and second.startswith("ok ")
+    wait_for(lambda: not running((tmp_path / "pid").read_text().strip()))
+
+
+@pytest.mark.timeout(100)
+def test_a_command_is_ended_when_the_tool_is_terminated(page_of, tmp_path, capsys):
+    """By SIGTERM, as `timeout` and schedulers send it."""
+    page_of(f"echo $$ >'{tmp_path / 'pid'}'; kill {os.getpid()}; sleep 600", "echo next")
+    assert try_pages.main([]) == 130
+    assert capsys.readouterr().err.endswith("try_pages.py: interrupted\n")
     wait_for(lambda: not running((tmp_path / "pid").read_text().strip()))
 
 
