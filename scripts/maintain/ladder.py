@@ -12,6 +12,7 @@ number of maintain/facts.py. In the ladder and in vocabulary, "..." means that n
     graph, kernels, ablation2, ablation3, ddp              the part of that name
     traces, traces_made, traces_read                       the part trace
     expected                                               all ladders of medium, and formulas/gpus.py's data sheets
+    rivals                                                 the newest part kernels that timed them, all its runs
     tested_on                                              all recorded runs, inspect_kernels.py's targets,
                                                            tests/tools/stubs, common/machine/constraints*.txt
 
@@ -25,6 +26,7 @@ import json
 import os
 import pathlib
 import re
+import statistics
 import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
@@ -334,19 +336,49 @@ def graph_table(recorded):
 RIVALS = ("torch.compile", "Liger")  # beside PyTorch's own function, which every record has
 
 
-def kernels_table(recorded):
-    """Return each of version 3's kernels with the ceiling and the times of its rivals.
+def rivals_table(folder):
+    """Return each of version 3's kernels beside its rivals, from the newest record below a folder that timed them.
 
-    A rival that the record never timed has no column.
+    Each file kernels*.json is a run of its own; None without such a record.
     """
+    found = []
+    for record in folder.glob("*/kernels/record.json"):
+        runs = [json.loads(path.read_text())["operations"] for path in sorted(record.parent.glob("kernels*.json"))]
+        if any(c["name"] in RIVALS for run in runs for operation in run for c in operation["candidates"]):
+            found.append((json.loads(record.read_text()), Record(record.parents[1]), runs))
+    if not found:
+        return None
+    record, recorded, runs = max(found, key=lambda one: one[0]["date"])
+    names = ("PyTorch", *RIVALS)
+    lines = []
+    faster = []
+    for operation in zip(*runs, strict=True):
+        us = [{c["name"]: c["us"]["median"] for c in run["candidates"] if "us" in c} for run in operation]
+        ratios = {name: [times[name] / times["V3"] for times in us] for name in names if all(name in t for t in us)}
+        if ratios.keys() & {*RIVALS}:
+            name = f"{operation[0]['operation']}, {operation[0]['size']}"
+            cells = [with_range(ratios[rival]) if rival in ratios else "-" for rival in names]
+            lines.append([name, f"{statistics.median(times['V3'] for times in us):,.1f}", *cells])
+            faster += [f"{rival}'s {name}" for rival, found in ratios.items() if max(found) < 1]
+    told = f"{counted(len(runs), 'run')}, one after the other. Faster than V3's in every run: {'; '.join(faster)}."
+    header = ["V3's kernel", "V3 us", *(f"{name}'s time / V3's" for name in names)]
+    return f"{origin(record, recorded)} {told}\n\n{markdown_table(header, lines)}"
+
+
+def with_range(ratios):
+    """Return the median of ratios, and the smallest and largest where they print otherwise."""
+    low, high = f"{min(ratios):.2f}", f"{max(ratios):.2f}"
+    return f"{statistics.median(ratios):.2f}" + (f" ({low} to {high})" if low != high else "")
+
+
+def kernels_table(recorded):
+    """Return each of version 3's kernels with the ceiling and PyTorch's time."""
     kernels = recorded.json("kernels", "kernels.json")
     operations = kernels["operations"] if kernels else []
-    measured = {c["name"] for operation in operations for c in operation["candidates"] if "us" in c}
-    rivals = [rival for rival in RIVALS if rival in measured]
     lines = []
     faster = []
     for operation in operations:
-        timed = {c["name"]: c for c in operation["candidates"] if "us" in c}
+        timed = {c["name"]: c for c in operation["candidates"] if "us" in c and c["name"] not in RIVALS}
         if ours := timed.pop("V3", None):
             ratios_of = {name: one["us"]["median"] / ours["us"]["median"] for name, one in timed.items()}
             name = f"{operation['operation']}, {operation['size']}"
@@ -356,7 +388,6 @@ def kernels_table(recorded):
                 cells = [f"{ratios_of[sdpa]:.2f}, {sdpa.removeprefix('SDPA ')}"]
             else:
                 cells = [f"{ratios_of['PyTorch']:.2f}" if "PyTorch" in ratios_of else "-"]
-            cells += [f"{ratios_of[rival]:.2f}" if rival in ratios_of else "-" for rival in rivals]
             cells += [f"{ours['us']['median']:.1f}", f"{ours['rate']:,.0f} {operation['unit']}"]
             cells.append(f"{100 * ours['share']:.0f} %")
             lines.append([name, *cells])
@@ -365,8 +396,7 @@ def kernels_table(recorded):
     rates = ", ".join(f"{SHORT_PRECISIONS[p]} {rate:,.0f}" for p, rate in kernels["ceilings"]["product"].items())
     copy = f"A large copy reaches {kernels['ceilings']['copy']:,.0f} GB/s (bytes read plus bytes written)"
     matmuls = f"8192³ matmuls reach {rates} TFLOP/s"
-    header = ["V3's kernel", "PyTorch's time / V3's", *(f"{rival}'s" for rival in rivals)]
-    header += ["V3 us", "rate", "of the ceiling"]
+    header = ["V3's kernel", "PyTorch's time / V3's", "V3 us", "rate", "of the ceiling"]
     told = f"{copy}, and {matmuls}. Each kernel ran on its own, in {SHORT_PRECISIONS[kernels['dtype']]}."
     if faster:
         told += f" Faster than V3's, with their time / V3's: {'; '.join(faster)}."
@@ -504,7 +534,11 @@ def tables_of(recorded):
     made |= {part: ablation_table(recorded.holding(part), part) for part in ("ablation2", "ablation3")}
     made |= {"expected": expected_table([column for _, column in ladders_of_gpus(recorded)])}
     made |= traces_texts(recorded, origin)
-    made |= {"formats": table_of_formats(), "tested_on": tested_on(RECORDED)}
+    made |= {
+        "rivals": rivals_table(recorded.folder.parent),
+        "formats": table_of_formats(),
+        "tested_on": tested_on(RECORDED),
+    }
     return {name: text for name, text in made.items() if text}
 
 

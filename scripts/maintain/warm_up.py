@@ -27,6 +27,7 @@ from common.files import errors_of, read_object
 from common.machine.description import SAME_RUN, describe, hash_of
 from common.measuring.runs import TimeLimit, train
 from common.tables import text_table, write_whole
+from common.versions import load_version
 from maintain import rungs
 
 PROGRAM = "warm_up.py"
@@ -181,6 +182,7 @@ def parse_arguments(argv):
     file = arguments.results / FILE
     if file.exists() and not arguments.append:
         parser.error(f"{file} exists already: add --append, or choose another --results folder")
+    load_version(1).parse_options(arguments.options)  # refuses an option that it does not know
     return arguments
 
 

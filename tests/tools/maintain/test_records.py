@@ -221,6 +221,8 @@ def recorded(tmp_path, monkeypatch):
     rivals = {"PyTorch": 20.0, "torch.compile": 10.1, "Liger": 9.9}
     timed = [{"name": name, "us": {"median": us}, "rate": 1.0} for name, us in rivals.items()]
     rope["candidates"] = [ours, *timed, {"name": "other", "reason": "refused"}]
+    attention = {"operation": "attention", "size": "3 x 4", "unit": "TFLOP/s"}
+    attention["candidates"] = [ours, {"name": "SDPA flash", "us": {"median": 9.9}, "rate": 1.0}]
     ceilings = {"copy": 4000.0, "product": {"float32": 50.0, "bfloat16": 2.0}}
     steps = []
     for names, ms, memory, kernels in (
@@ -240,7 +242,7 @@ def recorded(tmp_path, monkeypatch):
             }
         )
     for part, name, content in (
-        ("kernels", "kernels", {"dtype": "bfloat16", "ceilings": ceilings, "operations": [rope]}),
+        ("kernels", "kernels", {"dtype": "bfloat16", "ceilings": ceilings, "operations": [rope, attention]}),
         ("ablation3", "ablation", {"combinations": steps, "switches": [{"switch": "a"}, {"switch": "b"}]}),
     ):
         (folder / part).mkdir()
@@ -258,8 +260,9 @@ def recorded(tmp_path, monkeypatch):
         ("v3", "| V3 | fp32 | graph | 10.00 | 10.00 to 10.00 | 800 | 0.2 | 410 |"),
         ("graph", "| small | V1 | fp32 | 100.0 | 50.00 | 1.67 (1.25 to 2.00) |"),
         ("ddp", "| V3 | bf16 | graph | 4 | 10.00 | 10.00 to 10.00 | 3,200 | 0.2 | 80.0 % (80.0 to 80.0) | 100 |"),
-        ("kernels", "| RoPE forward, 1 x 2 | 2.00 | 1.01 | 0.99 | 10.0 | 3,000 GB/s | 90 % |"),
-        ("kernels", "in bf16. Faster than V3's, with their time / V3's: Liger's RoPE forward, 1 x 2 (0.99)."),
+        ("kernels", "| RoPE forward, 1 x 2 | 2.00 | 10.0 | 3,000 GB/s | 90 % |"),
+        ("kernels", "in bf16. Faster than V3's, with their time / V3's: SDPA flash's attention, 3 x 4 (0.99)."),
+        ("rivals", "| RoPE forward, 1 x 2 | 10.0 | 2.00 | 1.01 | 0.99 |"),
         ("kernels", "4,000 GB/s (bytes read plus bytes written), and 8192³ matmuls reach fp32 50, bf16 2 TFLOP/s"),
         ("ablation3", "| a | 1.38 (1.25 to 1.50) | 2.25 (2.00 to 2.50) | -2,000, +1 | -4, -1 |"),
         ("ablation3", "5.000 ms with all switches off and 2.500 ms with all on. Not judged: 2 rounds of the 5 needed."),
@@ -270,26 +273,6 @@ def test_tables_by_hand(table, line, recorded):
     assert line in text, text
     assert "| V1 |" not in text or table != "v3"
     assert "Hugging Face" not in text
-
-
-@pytest.mark.parametrize(
-    ("missing", "header"),
-    [
-        ((), "| torch.compile's | Liger's | V3 us |"),
-        (("Liger",), "| PyTorch's time / V3's | torch.compile's | V3 us |"),
-        (("torch.compile", "Liger"), "| PyTorch's time / V3's | V3 us |"),
-    ],
-)
-def test_a_rival_that_no_kernel_was_timed_with_has_no_column(missing, header, recorded):
-    path = recorded / "kernels" / "kernels.json"
-    content = json.loads(path.read_text())
-    (rope,) = content["operations"]
-    norm = rope | {"operation": "RMSNorm forward", "candidates": rope["candidates"][:2]}  # the first has no rival
-    rope["candidates"] = [one for one in rope["candidates"] if one["name"] not in missing]
-    path.write_text(json.dumps(content | {"operations": [norm, rope]}))
-    text = ladder.tables_of(Record(recorded))["kernels"]
-    assert header in text
-    assert len({line.count("|") for line in text.splitlines() if line.startswith("|")}) == 1
 
 
 def test_the_ladder_has_dots_where_nothing_was_measured(recorded):
@@ -616,3 +599,36 @@ def test_a_part_is_this_record_s_or_else_the_newest_other_one_s(tmp_path):
 
 def test_the_pages_say_what_was_recorded():
     assert ladder.main([]) == 0
+
+
+# ---------------------------------------------------------------- kernels beside rivals
+
+
+def operation_of(name, **us):
+    candidates = [{"name": one.replace("_", "."), "reason": None, "us": {"median": ms}} for one, ms in us.items()]
+    refused = {"name": "SDPA math", "reason": "no kernel"}
+    return {"operation": name, "size": "4 x 8", "unit": "GB/s", "candidates": [*candidates, refused]}
+
+
+def kernels_of(folder, date, *runs):
+    folder = folder / "kernels"
+    folder.mkdir(parents=True)
+    (folder / "record.json").write_text(json.dumps(RECORD | {"date": date}))
+    for number, operations in enumerate(runs, 1):
+        (folder / f"kernels_{number}.json").write_text(json.dumps({"operations": operations}))
+
+
+def test_kernels_beside_their_rivals(tmp_path):
+    """From the newest record that timed a rival; medians with their range; who was faster in every run is named."""
+    runs = [
+        [operation_of("norm", V3=10, PyTorch=30, torch_compile=9, Liger=9 + more), operation_of("own", V3=1)]
+        for more in (0, 3, 0)
+    ]
+    kernels_of(tmp_path / "old", "2026-01-01", *reversed(runs))
+    kernels_of(tmp_path / "new", "2026-01-02", *runs)
+    kernels_of(tmp_path / "newest without", "2026-01-03", [operation_of("norm", V3=10, PyTorch=20)])
+    told, table = ladder.rivals_table(tmp_path).split("\n\n")
+    assert "scripts/recorded/new`" in told and "3 runs" in told
+    assert told.endswith("Faster than V3's in every run: torch.compile's norm, 4 x 8.")
+    assert table.splitlines()[2:] == ["| norm, 4 x 8 | 10.0 | 3.00 | 0.90 | 0.90 (0.90 to 1.20) |"]
+    assert ladder.rivals_table(tmp_path / "old") is None  # no record is below it
