@@ -146,12 +146,12 @@ cat "$logs/table.txt"
     for log in "$logs"/get_*.txt; do
         echo && echo "=== what $(basename "$log" .txt) ran" && grep -E ' uses |rocprof|omni|nsys|ncu' "$log" | head -n 8
     done
-} | "$PYTHON" scripts/common/machine/room.py scrub "$ROOT" >"$output"
+} | "$PYTHON" scripts/common/machine/room.py scrub "$ROOT" "$logs" >"$output"
 echo && echo "$output holds this and what failed: send it to us in an issue. The logs are in $logs."
 if [ -n "$report" ]; then
     printf '%s\n' "part|outcome|seconds|last line" "${rows[@]}" |
         "$PYTHON" scripts/common/machine/room.py report "$logs" "$SECONDS" |
-        "$PYTHON" scripts/common/machine/room.py scrub "$ROOT" >"$report" || failed=1
+        "$PYTHON" scripts/common/machine/room.py scrub "$ROOT" "$logs" >"$report" || failed=1
     echo "$report holds all that a record of this machine needs, without names: send this one."
 fi
 [ -z "$interrupted" ] || exit 130

@@ -69,6 +69,7 @@ def table():
 FORMAT = 1  # of the report
 OF_A_RUN = """step_ms warmup_s tokens_per_second peak_memory_mb precision graph first_loss final_loss parameters
     parameters_trained""".split()
+PATHS = ("data", "metrics_file", "checkpoint_dir", "profile_dir")  # options of a run that may show a name
 TAIL = 40  # lines of the log of a part that is not ok
 
 
@@ -117,7 +118,8 @@ def steps_of(path):
     content = read_metrics(path)
     with errors_of(path):
         summary = content["summary"]
-        row = {key: content[key] for key in ("version", "config", "options")}
+        options = {key: value for key, value in content["options"].items() if key not in PATHS}
+        row = {"version": content["version"], "config": content["config"], "options": options}
         return row | {key: summary[key] for key in OF_A_RUN}
 
 
@@ -168,9 +170,11 @@ def graph(captured, eager):
     print(f"losses of the graph and of eager steps agree to {error:.1e}")
 
 
-def scrub(folder):
+def scrub(repository, logs):
     """Copy standard input without the names of the user and the host, and without paths that show them."""
-    text = sys.stdin.read().replace(folder, "REPOSITORY").replace(str(pathlib.Path.home()), "HOME")
+    text = sys.stdin.read()
+    for path, name in ((logs, "LOGS"), (repository, "REPOSITORY"), (str(pathlib.Path.home()), "HOME")):
+        text = text.replace(path, name)
     names = {"HOST": platform.node(), "USER": os.environ.get("USER") or getpass.getuser()}
     names["HOST "] = platform.node().split(".")[0]
     for word, name in names.items():

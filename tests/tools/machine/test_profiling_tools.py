@@ -428,10 +428,11 @@ def test_a_repository_in_the_home_folder_is_called_so(monkeypatch, capsys):
     monkeypatch.setattr(pathlib.Path, "home", lambda: pathlib.Path("/home/jdoe"))
     monkeypatch.setattr("platform.node", lambda: "gpu07.site.org")
     monkeypatch.setenv("USER", "jdoe")
-    said = "/home/jdoe/secret/a.py in /home/jdoe/b, jdoe on gpu07.site.org and gpu07: jdoes, gpu070\n"
+    said = "/home/jdoe/secret/a.py in /home/jdoe/b, /data/room.txt.logs/c, "
+    said += "jdoe on gpu07.site.org and gpu07: jdoes, gpu070\n"
     monkeypatch.setattr(sys, "stdin", io.StringIO(said))
-    common_room.scrub("/home/jdoe/secret")
-    assert capsys.readouterr().out == "REPOSITORY/a.py in HOME/b, USER on HOST and HOST: jdoes, gpu070\n"
+    common_room.scrub("/home/jdoe/secret", "/data/room.txt.logs")
+    assert capsys.readouterr().out == "REPOSITORY/a.py in HOME/b, LOGS/c, USER on HOST and HOST: jdoes, gpu070\n"
 
 
 @pytest.mark.parametrize(
@@ -468,7 +469,7 @@ def test_check_room_needs_no_more_than_it_installs(whole_room):
 OF_A_RUN = {
     "version": 4,
     "config": {},
-    "options": {"use_amp": True},
+    "options": {"use_amp": True, "metrics_file": "/data/somebody/room.txt.logs/steps.json", "data": "/data/somebody"},
     "environment": {},
     "steps": [],
     "summary": {
@@ -522,6 +523,7 @@ def test_a_report_holds_what_a_record_of_the_machine_needs(logs, monkeypatch, ca
     assert not failed["passed"] and adamw["test"] == "test_adamw[torch.float32-False]"
     (steps,) = content["steps"]
     assert steps["step_ms"]["median"] == 2.0 and steps["parameters_trained"] == 100 and steps["version"] == 4
+    assert steps["options"] == {"use_amp": True}  # no paths
     assert content["operations"] == [{"operation": "RoPE forward"}] and content["seconds"] == 75
     assert (
         content["parts"][0]["last lines"] == ["first", "\\x1b[31mat fault"] and "last lines" not in content["parts"][1]
