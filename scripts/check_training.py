@@ -2783,6 +2783,8 @@ class Work:
 class Widths(TorchDispatchMode):
     """Collect the element sizes of all floating tensors, and int8, that operators read or write."""
 
+    supports_higher_order_operators = True  # wrap_triton launches a kernel as one
+
     def __init__(self):
         super().__init__()
         self.sizes = set()

@@ -174,3 +174,34 @@ def test_what_a_function_made_an_operation_allocates_is_seen():
         y = tripled(x)
     assert y.tolist() == [3, 3] and not memory.opaque
     assert [tensor.tolist() for tensor in memory.tensors] == [[2, 2], [3, 3], [3, 3]]
+
+
+@pytest.mark.slow  # it imports the compiler
+def test_a_wrapped_kernel_is_launched_inside_a_backward():
+    """In the backward of a triton_op, wrap_triton calls a higher-order operator."""
+    from torch._higher_order_ops import triton_kernel_wrap
+
+    class Kernel:
+        arg_names = ["x", "y", "factor"]
+
+        def __getitem__(self, grid):
+            return lambda x, y, factor: y.copy_(factor * x)
+
+    table = triton_kernel_wrap.kernel_side_table
+    numbers = {"kernel_idx": table.add_kernel(Kernel()), "constant_args_idx": table.add_constant_args({})}
+    x = torch.ones(2)
+    with GuardedMemory() as memory:
+        y = torch.empty(2)
+        given = {"x": x, "y": y, "factor": 2}
+        triton_kernel_wrap.triton_kernel_wrapper_mutation(
+            **numbers, grid=[(1,)], tma_descriptor_metadata={}, kwargs=given
+        )
+    assert y.tolist() == [2, 2] and not memory.opaque
+    assert [tensor.data_ptr() for tensor in memory.tensors] == [y.data_ptr()]
+
+
+def test_another_higher_order_operator_is_named():
+    x = torch.ones(2)
+    with GuardedMemory() as memory:
+        y = torch.ops.higher_order.cond(torch.tensor(True), lambda x: 2 * x, lambda x: x, (x,))
+    assert y.tolist() == [2, 2] and memory.opaque == {"cond"}

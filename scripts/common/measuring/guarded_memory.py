@@ -19,6 +19,7 @@ from unittest import mock
 
 import torch
 from torch._library.custom_ops import OPDEFS
+from torch._ops import HigherOrderOperator
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 from triton.runtime.interpreter import InterpretedFunction
@@ -33,6 +34,7 @@ OUTSIDE = {2: 0x7FC1, 4: 0x7FC00B01, 8: 0x7FF8000000000B01}  # in the first band
 UNWRITTEN = {2: 0x7FFE, 4: 0x7FC0BEEF, 8: 0x7FF800000000BEEF}
 LEAVE_UNWRITTEN = ("empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided")
 OWN = ("aten", "prim", "prims", "quantized", "inductor", "c10d", "_c10d_functional")  # namespaces of PyTorch
+LAUNCH = "triton_kernel_wrapper_mutation"  # the higher-order operator behind wrap_triton; it allocates nothing
 LAYOUTS = ("contiguous", "shifted", "padded", "reversed", "every second", "expanded")
 
 
@@ -89,8 +91,10 @@ class GuardedMemory(TorchDispatchMode):
 
     tensors: all of them, in order; what torch.empty and its kin allocate is marked as never written.
     opaque: names of operations that are neither PyTorch's own nor functions given to torch.library.custom_op or
-    triton_op: what they allocate on the way is not seen.
+    triton_op, and of higher-order ones: what they allocate on the way is not seen.
     """
+
+    supports_higher_order_operators = True  # in the backward of a triton_op, wrap_triton launches a kernel as one
 
     @classmethod
     def _should_skip_dynamo(cls):
@@ -110,9 +114,13 @@ class GuardedMemory(TorchDispatchMode):
         for kind in (torch.Tensor, torch.UntypedStorage):
             tree_map_only(kind, lambda value: known.add(address(value)), (args, kwargs))
         results = operation(*args, **(kwargs or {}))
-        unwritten = operation.overloadpacket.__name__ in LEAVE_UNWRITTEN
-        if operation.namespace not in OWN:
-            self.opaque.add(str(operation.overloadpacket))
+        if isinstance(operation, HigherOrderOperator):
+            unwritten = False
+            self.opaque |= {operation.name()} - {LAUNCH}
+        else:
+            unwritten = operation.overloadpacket.__name__ in LEAVE_UNWRITTEN
+            if operation.namespace not in OWN:
+                self.opaque.add(str(operation.overloadpacket))
 
         def guard(tensor):
             if address(tensor) in known or not has_marks(tensor):
@@ -130,7 +138,7 @@ class GuardedMemory(TorchDispatchMode):
 
 def function_behind(operation):
     """Return the function that torch.library made an operation of, or None; no public name leads to it."""
-    definition = OPDEFS.get(operation.name().partition(".")[0])
+    definition = OPDEFS.get(operation.name().partition(".")[0])  # of a higher-order operator, too, which has none
     return definition._init_fn if definition else None
 
 
