@@ -91,7 +91,7 @@ class Task:
     kernel: True if it must launch one. launches: the names of kernels that it must launch. kernels: how many different
         ones it must launch, whatever their names.
     direct: True if its kernels write the outputs themselves, not tensors that run() copies from.
-    tolerance: relative error that is allowed in addition to twice PyTorch's.
+    tolerance: relative error that is allowed in addition to twice PyTorch's, or tolerance(**inputs), which returns it.
     launch(module, inputs, outputs): call run() and fill the outputs; on several ranks, see ranks.py.
     then(module, source): raise Wrong for what the results cannot show, or return words for the passed answer or None.
     speed: how fast the answer must be on a GPU.
@@ -116,7 +116,7 @@ class Task:
     kernels: int = 1
     explain: Callable = lambda name, result, inputs: None
     direct: bool = True
-    tolerance: float = 1e-6
+    tolerance: float | Callable = 1e-6
     launch: Callable = lambda module, inputs, outputs: module.run(**inputs, **outputs)
     then: Callable = lambda module, source: None
     speed: Speed | None = None

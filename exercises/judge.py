@@ -141,7 +141,10 @@ class Judge:
         """Blame the first wrong result: the others follow from it, or are computed after it."""
         got = {name: got[name].double() for name in exact}
         errors = {name: relative_error(got[name], exact[name]) for name in exact}
-        bounds = {name: allowed(relative_error(plain[name], exact[name]), self.task.tolerance) for name in exact}
+        tolerance = self.task.tolerance
+        if callable(tolerance):
+            tolerance = tolerance(**self.inputs)
+        bounds = {name: allowed(relative_error(plain[name], exact[name]), tolerance) for name in exact}
         wrong = [name for name in exact if not errors[name] <= bounds[name]]
         if not wrong:
             return

@@ -51,6 +51,18 @@ def steps_of_one(x, w):
     return {"y": (x * times) @ w.T}
 
 
+def rounding_of_sums(x, w):
+    """Return the relative error of y if each of its float32 sums is rounded after every one of its K products.
+
+    Such a sum is right. Where halves cancel, PyTorch's error is no bound for it: a library may add in another order,
+    whose partial sums are smaller. A rounding changes a partial sum by at most 2⁻²⁴ of it, and the roundings of
+    different steps are independent.
+    """
+    partial_sums = (x.double()[:, None] * w.double()).cumsum(-1)  # [M, N, K]
+    error = 2**-24 * partial_sums.square().sum(-1).mean().sqrt()
+    return max(1e-6, (error / partial_sums[..., -1].square().mean().sqrt()).item())
+
+
 TASK = Task(
     cases={
         "one tile": {"M": 16, "N": 32, "K": 16},
@@ -82,6 +94,7 @@ TASK = Task(
         "w is read as [K, N]: y = x w instead of x wᵀ": lambda x, w: {"y": x @ w.reshape(w.shape[1], w.shape[0])},
     },
     names={"y": "row column"},
+    tolerance=rounding_of_sums,
     unwritten={"y": "element (r, c) is at r · N + c, the mask compares with M and N, and the grid has two axes"},
     owner=lambda module, name, index, inputs: (index[0] // module.BLOCK_M, index[1] // module.BLOCK_N),
     mistakes={

@@ -756,6 +756,20 @@ def test_a_result_may_have_twice_pytorchs_error():
         judged.check_values({"y": 1.0021 * exact}, plain, {"y": exact})
 
 
+def test_a_matmul_may_add_its_products_one_after_another():
+    """An H200 does, and rounds each sum; PyTorch's sums of tiles are three times closer where halves cancel."""
+    task = grading.load_task(EXERCISES["17"])
+    inputs = task.inputs(**task.cases["halves of K that nearly cancel"])
+    x, w = inputs["x"].double(), inputs["w"].double()
+    one_by_one, of_tiles = torch.zeros(2, len(x), len(w))
+    for k in range(x.shape[1]):
+        one_by_one = (one_by_one + x[:, k, None] * w[:, k]).float()
+    for tile in range(0, x.shape[1], 16):
+        of_tiles += inputs["x"][:, tile : tile + 16] @ inputs["w"][:, tile : tile + 16].T
+    judged = judge.Judge(task, solution_module("17"), inputs, lambda suspect: suspect(x, w))
+    judged.check_values({"y": one_by_one}, {"y": of_tiles}, task.define(x, w))
+
+
 @pytest.mark.parametrize(
     ("factor", "rounds", "said"),
     [
