@@ -250,9 +250,13 @@ def new_kernel(folder, function=None):
 
 def check_own(folder, target, timed):
     """Check the kernel in a user's folder, print what it says, and return the exit status."""
+    if target and timed:
+        raise Failure(2, "--time runs the kernel on a GPU, and --target without one: leave one out")
     folder = pathlib.Path(folder).resolve()
     job = (folder, "time" if timed else "check")
     (verdict,) = grade([job], EXECUTION_TIMEOUT, target, "own_kernel.py")
+    if verdict.get("kind") == "no GPU":
+        raise Failure(2, verdict["sentence"])
     if verdict["passed"]:
         print("\n".join([f"{folder.name} passed: {verdict['sentence']}", *verdict["lines"]]))
         print_left(verdict)

@@ -9,9 +9,10 @@ backward allocate lies between guard bands, copies of the inputs included.
 import ast
 import contextlib
 import dataclasses
-import functools
 import importlib
+import os
 import pathlib
+import statistics
 import sys
 from collections.abc import Callable
 from unittest import mock
@@ -21,7 +22,6 @@ import torch
 import grading  # before Triton: it chooses the interpreter where there is no GPU
 
 # isort: split
-import triton
 from triton.compiler.errors import CompileTimeAssertionFailure
 from triton.runtime.autotuner import Autotuner
 from triton.runtime.errors import OutOfResources, PTXASError
@@ -30,6 +30,7 @@ from triton.runtime.jit import KernelInterface
 
 from common.measuring.guarded_memory import GuardedMemory, address, between_bands, bits, launches
 from judge import Judge, Wrong, check_bands
+from speed import DeviceTimer, copy_rate
 from strict_interpreter import Unsupported, Watch, describe_shape, supply_libdevice, supply_wrap_triton
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -629,18 +630,16 @@ def grade(folder, action):
     path = folder / "task.py"
     try:
         if action == "time" and grading.DEVICE.type == "cpu":
-            raise Wrong("slow", None, "--time needs a GPU, and PyTorch sees none here: without it, values are checked")
+            raise Wrong("no GPU", None, "--time needs a GPU, and PyTorch sees none here: leave it out")
         task = load_own_task(folder)
         path = task.path
         if path.parent == folder:
             grading.check_precedence(path.read_text(encoding="utf-8"))
         sentence = check_task(task, verdict)
-        verdict |= {
-            "passed": True,
-            "sentence": sentence,
-            "interpreted": grading.INTERPRETED,
-            "lines": time_task(task, folder.name) if action == "time" else [],
-        }
+        if action == "time":
+            check_timed(task, verdict)
+            verdict["lines"] = time_task(task, folder.name)
+        verdict |= {"passed": True, "sentence": sentence, "interpreted": grading.INTERPRETED}
     except Wrong as wrong:
         verdict |= {"kind": wrong.kind, "tensor": wrong.tensor, "sentence": str(wrong)}
     except BaseException as error:  # whatever a user's code raises is a verdict on it
@@ -667,8 +666,33 @@ def bytes_of(tensors):
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
-def time_function(function, inputs, leaves, cotangents):
-    """Return the median ms of a call, and of one with its backward; of the first alone where nothing has a gradient."""
+def timed_dtype(task):
+    """Return the dtype of --time; raise Wrong for a task that has no sizes for it."""
+    if task.timed is None:
+        raise Wrong("task", None, "task.py has no TIMED: give the sizes for --time, too large for a cache")
+    return torch.bfloat16 if torch.bfloat16 in task.dtypes else task.dtypes[0]
+
+
+def check_timed(task, verdict):
+    """Raise Wrong for a kernel that is wrong at the sizes of TIMED, with any configuration: its time means nothing."""
+    dtype = timed_dtype(task)
+    verdict["case"] = f"{describe_sizes(task.timed)}, {str(dtype).removeprefix('torch.')}"
+    ways = [Way()]
+    for way in ways:
+        try:
+            configurations = check_way(task, task.timed, dtype, way, Seen())
+        except Wrong as wrong:
+            raise Wrong(wrong.kind, wrong.tensor, f"wrong at the sizes of TIMED: {wrong}") from wrong
+        if way == Way():
+            ways += [Way(configuration=i) for i in range(1, configurations.most)]
+    verdict["case"] = None
+
+
+def time_function(timer, function, inputs, leaves, cotangents):
+    """Return the median ms of a call, and of one with its backward; of the first alone where nothing has a gradient.
+
+    Return also whether the GPU waited for the host in one of them.
+    """
 
     def call():
         return function(*inputs.values())
@@ -677,17 +701,18 @@ def time_function(function, inputs, leaves, cotangents):
         called = with_leaves(inputs, leaves)
         return differentiate(named(function(*called.values())), called, leaves, cotangents)
 
-    bench = functools.partial(triton.testing.do_bench, return_mode="median")
     with torch.no_grad():
-        times = [bench(call)]
-    return [*times, bench(call_and_backward)] if leaves else times
+        times = [statistics.median(timer.milliseconds(call))]
+    host_bound = timer.host_bound
+    if leaves:
+        times.append(statistics.median(timer.milliseconds(call_and_backward)))
+        host_bound |= timer.host_bound
+    return times, host_bound
 
 
 def time_task(task, name):
     """Return the lines of a table: this function, PyTorch's, eager and compiled, and a copy of as many bytes."""
-    if task.timed is None:
-        raise Wrong("task", None, "task.py has no TIMED: give the sizes for --time, too large for a cache")
-    dtype = torch.bfloat16 if torch.bfloat16 in task.dtypes else task.dtypes[0]
+    dtype = timed_dtype(task)
     inputs = in_dtype(draw(task, task.timed), dtype)
     leaves = gradients_of(task, inputs)
     cotangents = {n: t.clone() for n, t in draw_cotangents(task, inputs, leaves, "contiguous").items()}
@@ -696,9 +721,8 @@ def time_task(task, name):
     given = list(tensors_of(inputs).values())
     moved = bytes_of([*given, *results.values()])
     back = bytes_of([*given, *cotangents.values(), *(inputs[name] for name in leaves)])
-    x = torch.ones(moved // 8, device=grading.DEVICE)
-    y = torch.empty_like(x)
-    copy = moved / triton.testing.do_bench(lambda: torch.neg(x, out=y), return_mode="median") / 1e6
+    timer = DeviceTimer(grading.DEVICE)
+    copy = copy_rate(moved, grading.DEVICE, timer)
 
     def cell(milliseconds, moved):
         rate = moved / milliseconds / 1e6
@@ -707,7 +731,7 @@ def time_task(task, name):
     case = f"{describe_sizes(task.timed)}, {str(dtype).removeprefix('torch.')}, {torch.cuda.get_device_name()}"
     columns = {"forward": moved} | ({"with backward": moved + back} if leaves else {})
     lines = [
-        f"{case}: medians of triton.testing.do_bench; GB/s if each tensor moved once, and % of a copy's",
+        f"{case}: medians of the GPU's time with empty caches; GB/s if each tensor moved once, and % of a copy's",
         (f"{'':18s}" + "".join(f"{column:>13s}{'':21s}" for column in columns)).rstrip(),
     ]
     functions = {
@@ -717,18 +741,20 @@ def time_task(task, name):
     }
     for label, function in functions.items():
         try:
-            times = time_function(function, inputs, leaves, cotangents)
+            times, host_bound = time_function(timer, function, inputs, leaves, cotangents)
         except RuntimeError as error:
             if label == name:
                 raise
             lines.append(f"{label:18s} failed: {type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}")
             continue
-        lines.append(f"{label:18s}" + " ".join(map(cell, times, columns.values())))
+        line = f"{label:18s}" + " ".join(map(cell, times, columns.values()))
+        lines.append(line + "  with the host's time, for which the GPU waits" * host_bound)
     lines.append(f"{'copy':18s}{'':13s} {copy:8,.0f} GB/s, a kernel that reads and writes as many bytes as the forward")
     return lines
 
 
 if __name__ == "__main__":
+    os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # the compiler's other processes would still run at the end
     if grading.INTERPRETED:
         supply_libdevice()
         supply_wrap_triton()

@@ -10,7 +10,8 @@ import torch
 RECORDED = pathlib.Path(__file__).resolve().parent.parent / "scripts" / "recorded"
 LAUNCHES = 20  # timed launches, of which the median counts
 FLUSH_BYTES = 1 << 28  # larger than the last-level cache of any GPU so far
-FLUSHES = 4  # enough for the host to run ahead of the GPU, so that launch overhead is not measured
+FLUSHES = 4  # before a call; more where the host needs longer for the call, so that launch overhead isn't measured
+MOST_FLUSHES = 256  # about 20 ms
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,23 +30,43 @@ class Speed:
 
 
 class DeviceTimer:
-    """Time calls with the GPU's events, and empty its caches before each."""
+    """Time calls with the GPU's events, and empty its caches before each.
+
+    host_bound: in the last calls that were timed, the GPU waited for the host.
+    """
 
     def __init__(self, device):
         self.device, self.flushed = device, torch.empty(FLUSH_BYTES, dtype=torch.uint8, device=device)
+        self.host_bound = False
 
     def milliseconds(self, call):
-        """Return the times of LAUNCHES calls, after one that compiles."""
+        """Return the times of LAUNCHES calls, after one that compiles.
+
+        The GPU flushes its caches before each call. It must not finish that before the host has launched the whole
+        call, or the time would be the host's: where it does, it gets more to flush.
+        """
         call()
+        flushes = FLUSHES
+        while True:
+            pairs, late = self.time_calls(call, flushes)
+            self.host_bound = late > LAUNCHES // 4
+            if not self.host_bound or flushes >= MOST_FLUSHES:
+                return [start.elapsed_time(end) for start, end in pairs]
+            flushes *= 2
+
+    def time_calls(self, call, flushes):
+        """Return the events around LAUNCHES calls, and how many the GPU had begun before the host was through."""
         pairs = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(LAUNCHES)]
+        late = 0
         for start, end in pairs:
-            for _ in range(FLUSHES):
+            for _ in range(flushes):
                 self.flushed.zero_()
             start.record()
             call()
             end.record()
+            late += start.query()
         torch.cuda.synchronize(self.device)
-        return [start.elapsed_time(end) for start, end in pairs]
+        return pairs, late
 
 
 def gigabytes_per_second(call, moved, timer):

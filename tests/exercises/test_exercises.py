@@ -648,32 +648,57 @@ def test_speed_counts_what_a_solution_moves(number):
 
 
 class Clock:
-    """Simulate a GPU's events: what is launched takes its time on the GPU."""
+    """Simulate a GPU's events: what is launched takes its time on the host, then on the GPU."""
 
     def __init__(self):
-        self.now, self.launched = 0.0, []
+        self.now, self.host, self.launched = 0.0, 0.0, []
 
-    def launch(self, name, milliseconds):
+    def launch(self, name, milliseconds, host=0.0):
         self.launched.append(name)
-        self.now += milliseconds
+        self.host += host
+        self.now = max(self.now, self.host) + milliseconds
 
     def event(self, enable_timing):
         event = mock.Mock()
-        event.record.side_effect = lambda: setattr(event, "at", self.now)
+        event.record.side_effect = lambda: setattr(event, "at", max(self.now, self.host))
+        event.query = lambda: event.at < self.host
         event.elapsed_time = lambda later: later.at - event.at
         return event
 
 
-def test_a_call_is_timed_alone_and_with_empty_caches(monkeypatch):
-    clock = Clock()
+def timer_on(clock, monkeypatch, flush):
+    """Return a DeviceTimer on a simulated GPU that flushes its caches in so many ms."""
     monkeypatch.setattr(torch.cuda, "Event", clock.event)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: clock.launch("wait", 0))
     monkeypatch.setattr(speed, "FLUSH_BYTES", 1)
     timer = speed.DeviceTimer(torch.device("cpu"))
     timer.flushed = mock.Mock()
-    timer.flushed.zero_.side_effect = lambda: clock.launch("flush", 100)
+    timer.flushed.zero_.side_effect = lambda: clock.launch("flush", flush)
+    return timer
+
+
+def test_a_call_is_timed_alone_and_with_empty_caches(monkeypatch):
+    clock = Clock()
+    timer = timer_on(clock, monkeypatch, flush=100)
     assert timer.milliseconds(lambda: clock.launch("call", 3)) == [3] * speed.LAUNCHES
     assert clock.launched == ["call", *(["flush"] * speed.FLUSHES + ["call"]) * speed.LAUNCHES, "wait"]
+    assert not timer.host_bound
+
+
+def test_the_time_is_the_gpus_even_where_the_host_needs_longer_for_the_call(monkeypatch):
+    """As for a compiled function with its backward; four flushes are over before the host is through."""
+    clock = Clock()
+    timer = timer_on(clock, monkeypatch, flush=0.07)
+    assert timer.milliseconds(lambda: clock.launch("call", 0.1, host=1)) == pytest.approx([0.1] * speed.LAUNCHES)
+    assert not timer.host_bound
+
+
+def test_a_call_in_which_the_gpu_waits_for_the_host_is_known(monkeypatch):
+    """Such as one that asks the GPU for a value."""
+    clock = Clock()
+    timer = timer_on(clock, monkeypatch, flush=0.07)
+    timer.milliseconds(lambda: clock.launch("call", 0.1, host=clock.now - clock.host + 1))
+    assert timer.host_bound
 
 
 @pytest.mark.gpu

@@ -3,6 +3,7 @@
 import ast
 import re
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -617,28 +618,82 @@ def test_bad_input(arguments, said, tmp_path, monkeypatch):
 
 
 @interpreted
-def test_times_need_a_gpu(tmp_path):
-    verdict_on(tmp_path)
+def test_times_need_a_gpu(tmp_path, monkeypatch):
+    """It is the option that is wrong, not the kernel."""
+    (tmp_path / "task.py").touch()
+    monkeypatch.setattr(check, "grade", lambda jobs, *rest: [own_kernel.grade(*jobs[0])])
+    with pytest.raises(Failure, match="^--time needs a GPU, and PyTorch sees none here: leave it out$") as refused:
+        check.main([str(tmp_path), "--time"])
+    assert refused.value.status == 2
+    with pytest.raises(Failure, match="leave one out"):
+        check.main([str(tmp_path), "--time", "--target", "gfx942"])
+
+
+LARGE = TASK.replace('TIMED = {"rows": 4, "C": 8}', 'TIMED = {"rows": 4, "C": 40}')
+NARROW = [("triton.next_power_of_2(x.shape[1])", "32"), ("triton.next_power_of_2(x.shape[1])", "32")]
+
+
+@interpreted
+def test_a_kernel_that_is_wrong_at_the_sizes_of_timed_is_not_timed(tmp_path, monkeypatch):
+    """Its BLOCK covers the cases, and a kernel that computes half of a row is twice as fast."""
+    assert verdict_on(tmp_path, *NARROW, task=LARGE)["passed"]
+    monkeypatch.setattr(grading, "DEVICE", SimpleNamespace(type="cuda"))
+    monkeypatch.setattr(grading, "in_dtype", lambda value, dtype: value.to(dtype))
+    monkeypatch.setattr(own_kernel, "check_task", lambda task, verdict: "")
+    monkeypatch.setattr(own_kernel, "time_task", lambda task, name: [name])
     verdict = own_kernel.grade(tmp_path, "time")
-    assert not verdict["passed"] and "--time needs a GPU, and PyTorch sees none here" in verdict["sentence"]
+    assert not verdict["passed"] and verdict["lines"] == [] and verdict["case"] == "rows 4, C 40, float32"
+    assert re.match("wrong at the sizes of TIMED: y: 32 of 160 elements are never written", verdict["sentence"])
+
+
+@interpreted
+@pytest.mark.parametrize("order", [(8, 2), (2, 8)], ids=str)
+def test_every_configuration_is_compared_at_the_sizes_of_timed(tmp_path, order):
+    small(tmp_path, **DOUBLED, extra=tiles(*order))
+    text = (tmp_path / "task.py").read_text()
+    (tmp_path / "task.py").write_text(f"{text}\nTIMED = {{'n': 16}}\n")
+    with pytest.raises(own_kernel.Wrong, match="^wrong at the sizes of TIMED: with BLOCK 2, not with BLOCK 8: y: "):
+        own_kernel.check_timed(own_kernel.load_own_task(tmp_path), {})
+
+
+@pytest.mark.slow
+def test_the_compiler_starts_no_processes_that_run_on(tmp_path):
+    """torch.compile would, to time PyTorch's function; the checker would name them as the kernel's."""
+    said = "raise ValueError('threads', os.environ.get('TORCHINDUCTOR_COMPILE_THREADS'))"
+    kernel = KERNEL.replace("return Centered.apply(x, w)", said).replace("import torch", "import os\n\nimport torch", 1)
+    (tmp_path / "kernel.py").write_text(kernel)
+    (tmp_path / "task.py").write_text(TASK)
+    (verdict,) = check.grade([(tmp_path, "check")], program="own_kernel.py")
+    assert "('threads', '1')" in verdict["sentence"]
 
 
 def test_times_stand_beside_pytorch_s_and_a_copy(tmp_path, monkeypatch):
-    """The function's ms are 1, PyTorch's 2 and 3, and a copy's 0.5; a compiler that fails is named."""
+    """The function's ms are 1, PyTorch's 2, and a copy's 0.5; a compiler that fails is named."""
     (tmp_path / "task.py").write_text(TASK)
     (tmp_path / "kernel.py").write_text(KERNEL)
     task = own_kernel.load_own_task(tmp_path)
     times = iter([0.5, 1, 2, 2, 4])
 
+    class Timer:
+        def __init__(self, device):
+            self.host_bound = False
+
+        def milliseconds(self, call):
+            call()
+            milliseconds = next(times)
+            self.host_bound = milliseconds == 4
+            return [milliseconds]
+
     def compiled(*inputs):
         raise RuntimeError("no compiler")
 
-    monkeypatch.setattr(triton.testing, "do_bench", lambda call, return_mode: call() is None or next(times))
+    monkeypatch.setattr(own_kernel, "DeviceTimer", Timer)
     monkeypatch.setattr(torch, "compile", lambda function: compiled)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
     head, _, mine, eager, failed, copy = own_kernel.time_task(task, "mine")
     assert head.startswith("rows 4, C 8, float32, a GPU")
-    assert re.search(r"^mine +1\.0000 ms +0 GB/s +50 % +2\.0000 ms", mine) and re.search(r"eager +2\.0000 ms", eager)
+    assert re.search(r"^mine +1\.0000 ms +0 GB/s +50 % +2\.0000 ms .* %$", mine)
+    assert re.search(r"eager +2\.0000 ms .*  with the host's time, for which the GPU waits$", eager)
     assert failed.endswith("failed: RuntimeError: no compiler") and copy.startswith("copy")
 
 
