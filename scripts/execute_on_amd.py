@@ -107,7 +107,7 @@ def main(argv=None):
         print(f"execute_on_amd.py: {missing_package('triton')}", file=sys.stderr)
         return 2
     triton.knobs.runtime.interpret = False
-    from amd.own_kernels import Session
+    from amd.own_kernels import ACCESSES, Session
     from check_training import Terminal, ended_by_exception
 
     session = Session(
@@ -126,7 +126,9 @@ def main(argv=None):
     lines = [f"{options.target}: the script launched no Triton kernel"]
     if session.rows:
         lines = [f"{options.target}, executed without a GPU:", *session.table().splitlines()]
-        lines += ["", *session.bank_table().splitlines()]
+        for name in ACCESSES:
+            if table := session.access_table(name):
+                lines += ["", *table.splitlines()]
     terminal.write("\n" + "\n".join(map(printable, lines)).rstrip() + "\n")
     if options.json:
         content = {"target": options.target, "status": status, "kernels": session.report()}

@@ -152,11 +152,13 @@ def memory_atomic(instruction, kernel, space, word, kind, doubled):
         places = global_places(address, base, modifiers, kernel)
     data = vector_register(data, kernel)
     destination = vector_register(destination, kernel) if returns else None
+    counted = (instruction.place, instruction.text)
 
     def run(wave):
         lanes, at, outside = places(wave)
         if not len(at) and not len(outside):
             return
+        wave.memory.count_lines(counted, at, size)
         numbers = stored_lanes(wave, size, lanes, data, "")
         wanted = stored_lanes(wave, size, lanes, data + size // 4, "") if operation == "cmpswap" else None
         before = update(wave.memory.load, wave.memory.store, at, operation, kind, numbers, wanted)

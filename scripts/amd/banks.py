@@ -61,6 +61,11 @@ def cycles_of(target, size, load, lanes, addresses):
     return int(in_bank.max(1).sum()), len(used)
 
 
+def add_counts(sums, key, counts):
+    """Add counts to those of a key, which start at zero."""
+    sums[key] = [a + b for a, b in zip(sums.get(key, (0, 0, 0)), counts, strict=True)]
+
+
 class BankCounts:
     """Sum up the cycles of each LDS instruction of a launch."""
 
@@ -74,8 +79,5 @@ class BankCounts:
             return
         lanes = np.arange(wave.width)[wave.lanes]
         relative = address - address[0] // 256 * 256  # the banks repeat after 256 bytes at most
-        cycles, least = cycles_of(self.target, size, load, lanes.tobytes(), relative.tobytes())
-        row = self.cycles.setdefault(instruction, [0, 0, 0])
-        row[0] += 1
-        row[1] += cycles
-        row[2] += least
+        cycles = cycles_of(self.target, size, load, lanes.tobytes(), relative.tobytes())
+        add_counts(self.cycles, instruction, (1, *cycles))

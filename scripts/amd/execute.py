@@ -39,6 +39,7 @@ class Totals:
     stored: int = 0
     workgroups: int = 0
     banks: dict = dataclasses.field(default_factory=dict)  # as in banks.BankCounts.cycles
+    lines: dict = dataclasses.field(default_factory=dict)  # as in lines.LineCounts.lines
     writers: list = dataclasses.field(default_factory=list)  # workgroups that stored to the watched address
 
 
@@ -192,7 +193,7 @@ class Program:
         noise = np.random.default_rng(seed)
         arguments = self.arguments(given, grid, warps, dynamic_lds)
         address = arguments.ctypes.data
-        memory = Memory([*ranges, (address, address + len(arguments))], watched)
+        memory = Memory([*ranges, (address, address + len(arguments))], self.kernel.target, watched)
         lds = LDS(self.kernel.lds + dynamic_lds, warps, self.kernel.target)
         waves = [Wave(self.kernel, number, lds, memory) for number in range(warps)]
         counts = [0 for _ in self.steps]
@@ -217,6 +218,7 @@ class Program:
             stored=memory.stored,
             workgroups=len(workgroups),
             banks=lds.banks.cycles,
+            lines=memory.lines.lines,
             writers=memory.writers,
         )
         for pair, count in zip(self.kernel.code, counts, strict=True):

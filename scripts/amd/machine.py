@@ -11,6 +11,7 @@ import numpy as np
 
 from .assembly import Fault
 from .banks import BankCounts
+from .lines import LineCounts
 
 DTYPES = {
     "u32": np.uint32, "i32": np.int32, "f32": np.float32,
@@ -49,7 +50,8 @@ class Memory:
     Note in `writers` the workgroups that store to a watched address.
     """
 
-    def __init__(self, ranges, watched=None):
+    def __init__(self, ranges, target, watched=None):
+        self.lines = LineCounts(target)
         self.watched = watched
         self.writers = []
         merged = []
@@ -69,6 +71,11 @@ class Memory:
         if outside.any():
             raise Fault(f"a {word} outside every tensor in {outside.sum()} lanes, first at {address[outside][0]:#x}")
         return places(address - FIRST_ADDRESS, size)
+
+    def count_lines(self, instruction, address, size):
+        """Count the cache lines of an access. A range begins with a line, as PyTorch's allocations on a GPU do."""
+        i = np.searchsorted(self.first, address, "right") - 1
+        self.lines.add(instruction, address - self.first[i] + (i << 48), size)  # ranges share no line
 
     def load(self, address, size):
         """Return what lies at each address, as words or bytes [lane, number]."""

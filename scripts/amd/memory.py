@@ -165,10 +165,14 @@ def transposed_read(instruction, kernel):
 # ---------------------------------------------------------------- memory (MUBUF, FLAT)
 
 
-def transfer(wave, address, lanes, size, first, load, signed, half):
-    """Move bytes between memory and registers of these lanes, which have these addresses."""
+def transfer(wave, counted, address, lanes, size, first, load, signed, half):
+    """Move bytes between memory and registers of these lanes, which have these addresses.
+
+    counted: the place and the text of the instruction.
+    """
     if not len(address):
         return
+    wave.memory.count_lines(counted, address, size)
     if load:
         load_lanes(wave, wave.memory.load(address, size), lanes, first, signed, half)
     else:
@@ -229,6 +233,7 @@ def buffer_access(instruction, kernel, load, size, signed, half):
     places = buffer_places(operands, modifiers, size, kernel)
     scratch = scratch_places(operands, modifiers, kernel)
     resource = scalar_register(operands[1])
+    counted = (instruction.place, instruction.text)
 
     def run(wave):
         if wave.get_scalar(resource, 4) == SCRATCH_BUFFER:
@@ -238,7 +243,7 @@ def buffer_access(instruction, kernel, load, size, signed, half):
         lanes, at, outside = places(wave)
         if load and len(outside):
             load_lanes(wave, np.zeros((len(outside), size), np.uint8), outside, first, False, half)
-        transfer(wave, at, lanes, size, first, load, signed, half)
+        transfer(wave, counted, at, lanes, size, first, load, signed, half)
 
     return run
 
@@ -288,10 +293,11 @@ def global_access(instruction, kernel, load, size, signed, half):
     data, address, *base = data_and_address(instruction, load)
     first = vector_register(data, kernel)
     places = global_places(address, base, instruction.modifiers, kernel)
+    counted = (instruction.place, instruction.text)
 
     def run(wave):
         lanes, at, _ = places(wave)
-        transfer(wave, at, lanes, size, first, load, signed, half)
+        transfer(wave, counted, at, lanes, size, first, load, signed, half)
 
     return run
 

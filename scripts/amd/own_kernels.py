@@ -17,6 +17,7 @@ from common.tables import text_table
 
 from . import cuda_on_cpu
 from .assembly import Fault, UnsupportedError
+from .banks import add_counts
 from .launch import (
     check_size,
     driver_of,
@@ -30,7 +31,12 @@ from .launch import (
 from .second_run import SecondRun
 
 SECONDS = 10  # between two lines of progress
-MOST_LINES = 12  # of the table of bank conflicts
+MOST_LINES = 12  # of a table of accesses
+# What the counts of Row.banks and Row.lines are called
+ACCESSES = {
+    "banks": ("LDS bank conflicts", "times", "cycles", "without conflicts"),
+    "lines": ("uncoalesced accesses", "times", "cache lines", "fewest possible"),
+}
 DOES_NOT_FIT = (Fault, CompilationError, OutOfResources)
 
 
@@ -52,6 +58,7 @@ class Row:
     configurations: set = dataclasses.field(default_factory=set)  # Triton's names for what it compiled
     instructions: Counter = dataclasses.field(default_factory=Counter)
     banks: dict = dataclasses.field(default_factory=dict)  # as in banks.BankCounts.cycles
+    lines: dict = dataclasses.field(default_factory=dict)  # as in lines.LineCounts.lines
     comparison: object = None  # the worst second_run.Comparison
     unsupported: list = dataclasses.field(default_factory=list)
     faults: list = dataclasses.field(default_factory=list)
@@ -60,9 +67,9 @@ class Row:
         self.launches += 1
         self.configurations.add(launch.hash)
         self.instructions.update(launch.totals.instructions)
-        for instruction, counts in launch.totals.banks.items():
-            sums = self.banks.setdefault(instruction, [0, 0, 0])
-            self.banks[instruction] = [a + b for a, b in zip(sums, counts, strict=True)]
+        for name in ACCESSES:
+            for instruction, counts in getattr(launch.totals, name).items():
+                add_counts(getattr(self, name), instruction, counts)
 
     def add_comparison(self, found):
         """Keep what is worst: a difference that rounding does not explain, no comparison, the largest difference."""
@@ -227,25 +234,26 @@ class Session:
         sentences = [sentence for row in rows for sentence in row.sentences()]
         return "\n".join([text_table(HEADER, [row.cells() for row in rows]), *sentences])
 
-    def bank_rows(self):
-        """Return {(kernel, line, name of the LDS instruction): [times executed, cycles, cycles without conflicts]}."""
+    def access_rows(self, name):
+        """Return {(kernel, source line, instruction's name): [times executed, count, the least possible]}.
+
+        name: of the counts, in ACCESSES.
+        """
         found = {}
         for row in self.chosen_rows():
-            for (place, text), counts in row.banks.items():
-                sums = found.setdefault((row.kernel, place, text.split()[0]), [0, 0, 0])
-                sums[:] = [a + b for a, b in zip(sums, counts, strict=True)]
+            for (place, text), counts in getattr(row, name).items():
+                add_counts(found, (row.kernel, place, text.split()[0]), counts)
         return found
 
-    def bank_table(self):
-        """Return a line per source line whose LDS accesses have bank conflicts, the most expensive ones first."""
-        rows = [(*key, *counts) for key, counts in self.bank_rows().items() if counts[1] > counts[2]]
+    def access_table(self, name):
+        """Return a line per source line whose accesses take more than the least possible, the worst ones first."""
+        rows = [(*key, *counts) for key, counts in self.access_rows(name).items() if counts[1] > counts[2]]
         rows.sort(key=lambda row: row[5] - row[4])
         if not rows:
             return ""
         lines = [(*row[:3], f"{row[3]:,}", f"{row[4]:,}", f"{row[5]:,}") for row in rows[:MOST_LINES]]
-        header = ("kernel", "line", "LDS bank conflicts", "times", "cycles", "without conflicts")
-        left_out = f"\n{len(rows) - MOST_LINES} more lines have fewer conflicts" if len(rows) > MOST_LINES else ""
-        return text_table(header, lines, left=3) + left_out
+        left_out = f"\n{len(rows) - MOST_LINES} more source lines lose less" if len(rows) > MOST_LINES else ""
+        return text_table(("kernel", "line", *ACCESSES[name]), lines, left=3) + left_out
 
     def report(self):
         """Return the content for --json."""
@@ -260,7 +268,12 @@ class Session:
                 "faults": row.faults,
                 "lds": [
                     {"line": place, "instruction": name, "times": times, "cycles": cycles, "without_conflicts": least}
-                    for (kernel, place, name), (times, cycles, least) in self.bank_rows().items()
+                    for (kernel, place, name), (times, cycles, least) in self.access_rows("banks").items()
+                    if kernel == row.kernel
+                ],
+                "memory": [
+                    {"line": place, "instruction": name, "times": times, "cache_lines": lines, "fewest": fewest}
+                    for (kernel, place, name), (times, lines, fewest) in self.access_rows("lines").items()
                     if kernel == row.kernel
                 ],
             }

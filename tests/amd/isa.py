@@ -43,7 +43,7 @@ class Machine:
         self.order = order
         self.lds = LDS(lds, waves, target)
         self.waves = [
-            Wave(self.program.kernel, n, self.lds, Memory([(1 << 20, 1 << 20), *ranges])) for n in range(waves)
+            Wave(self.program.kernel, n, self.lds, Memory([(1 << 20, 1 << 20), *ranges], target)) for n in range(waves)
         ]
         noise = np.random.default_rng(0)
         self.lds.start(noise)

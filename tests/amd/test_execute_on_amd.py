@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -267,6 +268,29 @@ def test_ctrl_c_prints_the_table_of_what_was_executed(tmp_path):
         os.killpg(process.pid, signal.SIGINT)
         text = process.stdout.read()
     assert process.returncode == 130 and "one_kernel" in text
+
+
+def test_accesses_of_a_source_line_are_added_up():
+    from amd.execute import Totals
+    from amd.own_kernels import Session
+
+    load, other, store = (f"global_{name}" for name in ("load_dword v1, v0, s[2:3]", "load_dword v2, v0", "store_b64"))
+    lines = {("a.py:3", load): [2, 8, 4], ("a.py:3", other): [1, 3, 1], ("a.py:4", store): [5, 10, 10]}
+    banks = {("a.py:5", "ds_read_b32 v1, v0"): [1, 2, 1], ("a.py:6", "ds_read_b32 v1, v0"): [1, 1600, 1]}
+    session = Session("gfx942")
+    for totals in (Totals(lines=lines, banks=banks), Totals(lines=lines)):
+        session.row("copy_kernel").add(SimpleNamespace(hash="", totals=totals))
+    assert [line.split() for line in session.access_table("lines").splitlines()[1:]] == [
+        ["copy_kernel", "a.py:3", "global_load_dword", "6", "22", "10"]
+    ]
+    assert [line.split()[1:] for line in session.access_table("banks").splitlines()[1:]] == [
+        ["a.py:6", "ds_read_b32", "1", "1,600", "1"],
+        ["a.py:5", "ds_read_b32", "1", "2", "1"],
+    ]
+    (content,) = session.report()
+    loads, stores = content["memory"]
+    assert loads["cache_lines"] == 22 and stores["times"] == 10 and len(content["lds"]) == 2
+    assert Session("gfx942").access_table("lines") == ""
 
 
 def test_differences_are_measured_against_the_largest_number():

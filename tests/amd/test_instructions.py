@@ -8,7 +8,7 @@ import pytest
 import torch
 from isa import WIDTH, Machine, bits, floats, run
 
-from amd import arithmetic, atomics, banks, machine, matrix, tables, vector
+from amd import arithmetic, atomics, banks, lines, machine, matrix, tables, vector
 from amd.assembly import Fault, parse_kernel
 
 INF, NAN = float("inf"), float("nan")
@@ -1049,6 +1049,92 @@ def test_lanes_that_are_off_have_no_conflicts():
     assert list(machine.lds.banks.cycles.values()) == [[1, 3, 1]]
 
 
+# ---------------------------------------------------------------- cache lines of memory
+# target | instruction | offset of lane i from the begin of a line | lines touched, the fewest possible
+
+LINES = """
+gfx942  | global_load_dword v2, v1, s[2:3]                | 4 * i            | 2 2
+gfx942  | global_load_dword v2, v1, s[2:3]                | 4 * i + 4        | 3 2
+gfx942  | global_load_dword v2, v1, s[2:3] offset:64      | 4 * i            | 3 2
+gfx942  | global_load_dword v2, v1, s[2:3]                | 8 * i            | 4 2
+gfx942  | global_load_dword v2, v1, s[2:3]                | 128 * i          | 64 2
+gfx942  | global_load_dword v2, v1, s[2:3]                | 252 - 4 * i      | 2 2
+gfx942  | global_load_dword v2, v1, s[2:3]                | 0 * i + 124      | 1 1
+gfx942  | global_load_dword v2, v1, s[2:3]                | 0 * i + 126      | 2 1
+gfx942  | global_load_ubyte v2, v1, s[2:3]                | i + 96           | 2 1
+gfx942  | global_load_dwordx2 v[2:3], v1, s[2:3]          | 128 * i + 124    | 65 4
+gfx942  | global_load_dwordx2 v[2:3], v1, s[2:3]          | 4 * i            | 3 3
+gfx942  | global_load_dwordx4 v[2:5], v1, s[2:3]          | 16 * i           | 8 8
+gfx942  | global_store_dword v1, v2, s[2:3]               | 16 * i           | 8 2
+gfx942  | global_atomic_add v1, v2, s[2:3]                | 256 * (i % 2)    | 2 1
+gfx942  | buffer_load_dword v2, v1, s[4:7], 0 offen       | 64 * i           | 32 2
+gfx942  | buffer_load_dword v2, v1, s[4:7], 0 offen       | 8192 * (i // 32) | 1 1
+gfx942  | buffer_store_short v2, v1, s[4:7], 0 offen      | 2 * i + 2        | 2 1
+gfx90a  | global_load_dword v2, v1, s[2:3]                | 4 * i            | 4 4
+gfx90a  | global_load_dword v2, v1, s[2:3]                | 64 * i           | 64 4
+gfx950  | global_load_dword v2, v1, s[2:3]                | 64 * i           | 32 2
+gfx1100 | global_load_b32 v2, v1, s[2:3]                  | 4 * i            | 1 1
+gfx1100 | global_load_b32 v2, v1, s[2:3]                  | 4 * i + 4        | 2 1
+gfx1201 | global_store_b64 v1, v[2:3], s[2:3]             | 128 * i          | 32 2
+"""
+
+
+def run_in_lines(target, code, offsets, mask=None):
+    """Return {the instruction's name: counts} of a wave; s[2:3] and s[4:7] point to memory."""
+    memory = np.zeros(8192 + 256, np.uint8)
+    address = memory.ctypes.data + 4  # a tensor of the CPU may begin within a line
+    low, high = address & 0xFFFFFFFF, address >> 32
+    s = {2: low, 3: high, 4: low, 5: high, 6: 8192, 7: 0x27000}
+    wave = run(target, code, {1: offsets}, s, mask=mask, ranges=[(address, address + 8192 + 128)])
+    return {text.split()[0]: counts for (_, text), counts in wave.memory.lines.lines.items()}
+
+
+@pytest.mark.parametrize("example", LINES.strip().splitlines(), ids=lambda line: " ".join(line.split())[:70])
+def test_cache_lines_of_an_access(example):
+    target, code, offset, expected = (cell.strip() for cell in example.split(" | "))
+    (counts,) = run_in_lines(target, code, eval(offset, {"i": np.arange(WIDTH[target])})).values()
+    assert counts == [1, *map(int, expected.split())]
+
+
+def test_lanes_that_are_off_touch_no_line():
+    code = "global_load_dword v2, v1, s[2:3]"
+    assert run_in_lines("gfx942", code, 128 * np.arange(64), mask=0b111) == {"global_load_dword": [1, 3, 1]}
+    assert run_in_lines("gfx942", code, 128 * np.arange(64), mask=0) == {}
+
+
+def test_two_tensors_share_no_line():
+    memory = np.zeros(64, np.uint32)
+    first, second = memory.ctypes.data, memory.ctypes.data + 128
+    low = np.where(np.arange(64) < 32, first, second)
+    ranges = [(first, first + 4), (second, second + 4)]
+    wave = run("gfx942", "global_load_dword v2, v[0:1], off", {0: low & 0xFFFFFFFF, 1: low >> 32}, ranges=ranges)
+    assert list(wave.memory.lines.lines.values()) == [[1, 2, 1]]
+
+
+TRANSPOSE_IN_MEMORY = """
+v_lshrrev_b32_e32 v2, 5, v1
+v_and_b32_e32 v3, 31, v1
+v_lshlrev_b32_e32 v4, 7, v2
+v_lshl_add_u32 v4, v3, 2, v4
+{load} v5, v4, s[2:3]
+v_lshlrev_b32_e32 v4, 7, v3
+v_lshl_add_u32 v4, v2, 2, v4
+{store} v4, v5, s[2:3]
+"""
+
+
+@pytest.mark.parametrize(("target", "fewest"), [("gfx90a", 4), ("gfx942", 2), ("gfx1100", 1)])
+def test_a_transpose_touches_a_line_per_row(target, fewest):
+    """By hand: a wave loads two rows of 32 numbers of 4 bytes (RDNA: one), which are 128 bytes each.
+
+    It stores them as two columns next to each other, in 32 rows: one line each.
+    """
+    kind = "b32" if target == "gfx1100" else "dword"
+    names = {word: f"global_{word}_{kind}" for word in ("load", "store")}
+    found = run_in_lines(target, TRANSPOSE_IN_MEMORY.format(**names), np.arange(WIDTH[target]))
+    assert found == {names["load"]: [1, fewest, fewest], names["store"]: [1, 32, fewest]}
+
+
 # ---------------------------------------------------------------- atomics
 # target | instruction, on data in v2 (and v3) at the address in v[0:1] | before, a lane's data and its second | after
 
@@ -1314,6 +1400,20 @@ FAULTS = {
         "READ_16_BYTES",
         np.arange(32).reshape(4, 8),
         lambda: [test_cycles_of_an_access(line) for line in BANKS.strip().splitlines()],
+    ),
+    "a cache line has 64 bytes": (
+        lines.LineCounts,
+        "__init__",
+        lambda self, target: self.__dict__.update(line=64, lines={}),
+        lambda: [test_cache_lines_of_an_access(line) for line in LINES.strip().splitlines()],
+    ),
+    "lines begin where the first lane does": (
+        lines,
+        "lines_of",
+        lambda line, size, addresses, count=lines.lines_of: count(
+            line, size, (np.frombuffer(addresses, np.int64) - np.frombuffer(addresses, np.int64)[0]).tobytes()
+        ),
+        lambda: [test_cache_lines_of_an_access(line) for line in LINES.strip().splitlines()],
     ),
     "one lane's update is lost": (
         atomics,
