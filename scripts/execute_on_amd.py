@@ -11,6 +11,7 @@ get a table of kernels:
 launches        that were executed
 configurations  that Triton compiled, for different shapes, constants or tiles
 instructions    of all waves
+matrix cycles   for which matrix instructions keep a matrix unit busy, of all units: amd/README.md
 differs         with --compare: from what Triton's own interpreter computes, relative to a tensor's largest number
 refused         instructions that our interpreter doesn't know, or what the kernel did wrong
 

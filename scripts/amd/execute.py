@@ -32,9 +32,10 @@ def kind_of(instruction):
 
 @dataclasses.dataclass
 class Totals:
-    """Count what a launch did: instructions of all waves by kind, and bytes of memory that their lanes moved."""
+    """Count what a launch did: instructions of all waves by kind, cycles of matrix units, bytes that lanes moved."""
 
     instructions: Counter = dataclasses.field(default_factory=Counter)
+    matrix_cycles: int = 0  # of all SIMDs
     loaded: int = 0
     stored: int = 0
     workgroups: int = 0
@@ -223,5 +224,8 @@ class Program:
         )
         for pair, count in zip(self.kernel.code, counts, strict=True):
             for instruction in pair:
-                totals.instructions[kind_of(instruction)] += count
+                kind = kind_of(instruction)
+                totals.instructions[kind] += count
+                if kind == "matrix":
+                    totals.matrix_cycles += count * matrix.cycles_of(instruction, self.kernel)
         return totals

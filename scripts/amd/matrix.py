@@ -83,6 +83,18 @@ def shape_of(instruction, kernel):
     raise Fault("unknown matrix instruction")
 
 
+def cycles_of(instruction, kernel):
+    """Return the cycles for which a matrix instruction keeps the matrix unit of its SIMD busy, whatever its depth.
+
+    From AMD's "Matrix Instruction Calculator" and, for gfx950, AMD's library Origami.
+    """
+    size, _, kind, _ = shape_of(instruction, kernel)
+    if WMMA.match(instruction.name):
+        return 32 if kernel.target.startswith("gfx11") else 16
+    is_fast = kernel.target != "gfx90a" and kind != "f32"
+    return size if is_fast else 2 * size
+
+
 def translate(instruction, kernel):
     """Return (compute, put) of a matrix instruction, or raise Fault if it is not known."""
     size, depth, kind, layout = shape_of(instruction, kernel)

@@ -46,7 +46,7 @@ def bench_again(tuner, key, configurations, bench):
     return False
 
 
-HEADER = ("kernel", "launches", "configurations", "instructions", "differs", "refused or wrong")
+HEADER = ("kernel", "launches", "configurations", "instructions", "matrix cycles", "differs", "refused or wrong")
 
 
 @dataclasses.dataclass
@@ -57,6 +57,7 @@ class Row:
     launches: int = 0
     configurations: set = dataclasses.field(default_factory=set)  # Triton's names for what it compiled
     instructions: Counter = dataclasses.field(default_factory=Counter)
+    matrix_cycles: int = 0
     banks: dict = dataclasses.field(default_factory=dict)  # as in banks.BankCounts.cycles
     lines: dict = dataclasses.field(default_factory=dict)  # as in lines.LineCounts.lines
     comparison: object = None  # the worst second_run.Comparison
@@ -67,6 +68,7 @@ class Row:
         self.launches += 1
         self.configurations.add(launch.hash)
         self.instructions.update(launch.totals.instructions)
+        self.matrix_cycles += launch.totals.matrix_cycles
         for name in ACCESSES:
             for instruction, counts in getattr(launch.totals, name).items():
                 add_counts(getattr(self, name), instruction, counts)
@@ -97,6 +99,7 @@ class Row:
             f"{self.launches:,}",
             str(len(self.configurations)),
             f"{sum(self.instructions.values()):,}",
+            f"{self.matrix_cycles:,}" if self.matrix_cycles else "-",
             differs,
             ", ".join(problems) or "-",
         )
@@ -263,6 +266,7 @@ class Session:
                 "launches": row.launches,
                 "configurations": len(row.configurations),
                 "instructions": dict(row.instructions),
+                "matrix_cycles": row.matrix_cycles,
                 "differs": str(row.comparison) if row.comparison else None,
                 "unsupported": row.unsupported,
                 "faults": row.faults,

@@ -148,6 +148,7 @@ def test_the_table_says_what_differs_and_what_is_wrong(tmp_path):
     rows, text = run(tmp_path, "--target", "gfx90a", "--compare", "--instructions", "3000", "--", "script.py", status=1)
     flushes = rows["flushes_kernel"]["differs"]
     assert flushes.startswith("by at most 1.0e+00 at c[0, 0]: 0 on gfx90a, 3.05176e-05 interpreted")
+    assert rows["flushes_kernel"]["matrix_cycles"] == 4 * 4 * 64  # each wave multiplies all: 4 instructions deep
     assert flushes.endswith("stored by program (0, 0, 0)") and f"flushes_kernel: differs {flushes}" in text
     assert rows["asin_kernel"]["differs"].startswith("cannot compare: Triton's interpreter fails")
     (fault,) = rows["strays_kernel"]["faults"]

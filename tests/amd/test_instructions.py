@@ -1,6 +1,7 @@
 """The rules of AMD's instruction sets, without any kernel: what the documents say, against the interpreter."""
 
 from fractions import Fraction
+from types import SimpleNamespace
 from unittest import mock
 
 import numpy as np
@@ -10,6 +11,8 @@ from isa import WIDTH, Machine, bits, floats, run
 
 from amd import arithmetic, atomics, banks, lines, machine, matrix, tables, vector
 from amd.assembly import Fault, parse_kernel
+from common.formulas.gpus import peak_tflops
+from common.formulas.occupancy import SIMDS, TARGETS
 
 INF, NAN = float("inf"), float("nan")
 RNG = np.random.default_rng(0)
@@ -704,6 +707,32 @@ def test_mfma_is_a_matmul(target, name, size, depth, kind):
         for j in range(size):
             register, lane = place(i, j)
             assert floats(wave, register)[lane] == wanted[i, j], (i, j)
+
+
+# target | instruction | its floating-point operations | a board, its precision and its clock in GHz
+MATRIX_CYCLES = """
+gfx90a  | v_mfma_f32_32x32x8f16     | 2 * 32 * 32 * 8  | MI210 bfloat16 1.7
+gfx90a  | v_mfma_f32_16x16x16bf16_1k | 2 * 16 * 16 * 16 | MI210 bfloat16 1.7
+gfx90a  | v_mfma_f32_32x32x2f32     | 2 * 32 * 32 * 2  | MI210 float32 1.7
+gfx942  | v_mfma_f32_32x32x8_f16    | 2 * 32 * 32 * 8  | MI300X bfloat16 2.1
+gfx942  | v_mfma_f32_16x16x16_bf16  | 2 * 16 * 16 * 16 | MI300X bfloat16 2.1
+gfx942  | v_mfma_f32_32x32x4_xf32   | 2 * 32 * 32 * 4  | MI300X tf32 2.1
+gfx942  | v_mfma_f32_16x16x4_f32    | 2 * 16 * 16 * 4  | MI300X float32 2.1
+gfx950  | v_mfma_f32_16x16x32_f16   | 2 * 16 * 16 * 32 | MI355X bfloat16 2.4
+gfx950  | v_mfma_f32_32x32x16_bf16  | 2 * 32 * 32 * 16 | MI355X bfloat16 2.4
+gfx950  | v_mfma_f32_32x32x2_f32    | 2 * 32 * 32 * 2  | MI355X float32 2.4
+gfx1100 | v_wmma_f32_16x16x16_f16   | 2 * 16 * 16 * 16 | RX7900XTX bfloat16 2.5
+gfx1201 | v_wmma_f32_16x16x16_bf16  | 2 * 16 * 16 * 16 | RX9070XT bfloat16 2.97
+"""
+
+
+@pytest.mark.parametrize("example", MATRIX_CYCLES.strip().splitlines(), ids=lambda line: " ".join(line.split()[:3]))
+def test_matrix_cycles_give_the_peak_of_the_data_sheet(example):
+    target, name, operations, board = (cell.strip() for cell in example.split(" | "))
+    board, precision, clock = board.split()
+    cycles = matrix.cycles_of(SimpleNamespace(name=name), SimpleNamespace(target=target))
+    peak = TARGETS[target].units * SIMDS * eval(operations) / cycles * float(clock) / 1000
+    assert peak == pytest.approx(peak_tflops(board, precision), rel=3e-3)
 
 
 @pytest.mark.parametrize("kind", ["f16", "bf16"])
