@@ -154,6 +154,27 @@ def test_the_place_of_a_change_counts_in_small_tensors(size, differs):
     assert (first != second) == differs
 
 
+@pytest.mark.parametrize(
+    ("rates", "found"),
+    [
+        ([0.0, 0.0], True),  # nothing trains
+        ([0.0, 1.0], False),  # a warm-up
+        ([1.0, 0.001], False),
+        ([1.0, 0.000999], True),
+        ([0.5, 1.0, 0.000999], True),  # the largest is neither the first nor the last
+        ([1.0, 0.0, 1.0], False),
+    ],
+)
+@pytest.mark.parametrize("group", [0, 1])
+def test_a_learning_rate_that_is_0_or_falls_by_more_than_a_thousand_is_a_warning(rates, found, group):
+    """In the first and in the last group."""
+    steps = [[0.1, 0.1] for _ in rates]
+    for step, rate in zip(steps, rates, strict=True):
+        step[group] = rate
+    watch = SimpleNamespace(rates={("AdamW", 0): steps}, steps=steps)
+    assert kinds_of(check_training.rate_findings(watch, {})) == ["learning_rate"] * found
+
+
 # ---------------------------------------------------------------- what the output depends on
 @pytest.mark.parametrize(("moved", "depends"), [(1.99, False), (2.01, True)])
 def test_an_output_depends_on_what_moves_it_by_more_than_twice_the_noise(moved, depends):
