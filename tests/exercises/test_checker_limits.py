@@ -354,11 +354,103 @@ def test_a_neutral_element_is_suspected_where_sizes_below_a_power_of_two_alone_a
     assert ("do masked elements enter" in str(found)) is told
 
 
-def test_the_first_two_cases_are_called_in_all_layouts():
-    inputs = {"x": torch.ones(2, 3)}
-    task = SimpleNamespace(gradients=None, contiguous=False)
-    counts = [len(own_kernel.ways_of(task, inputs, number)) for number in range(3)]
-    assert counts[0] == counts[1] > 1 == counts[2]
+LAYOUTS = ("padded", "reversed", "every second")
+
+
+@pytest.mark.parametrize("target", [None, "gfx942"])
+@pytest.mark.parametrize("contiguous", [True, False])
+@pytest.mark.parametrize("leaves", [(), ("w",), ("x", "w")])
+def test_every_gradient_and_every_input_is_called_in_every_layout(leaves, contiguous, target, monkeypatch):
+    """In the first two cases; on a target, where a call can take a minute, in the first one."""
+    monkeypatch.setattr(grading, "TARGET", target)
+    inputs = {"x": torch.ones(2, 3), "labels": torch.ones(2, dtype=torch.int64), "w": torch.ones(3), "eps": 1e-6}
+    inputs["scale"] = torch.tensor(1.0)  # has one layout
+    task = SimpleNamespace(gradients=leaves, contiguous=contiguous)
+    said = [[way.words() for way in own_kernel.ways_of(task, inputs, number)] for number in range(3)]
+    wanted = [""]
+    if leaves:
+        wanted += [", two calls", *(f", gradients {layout}" for layout in ("expanded", "reversed", "every second"))]
+    if len(leaves) > 1:
+        wanted += [f", {name} alone" for name in leaves]
+    if not contiguous:
+        wanted += [f", {name} {layout}" for name in ("x", "labels", "w") for layout in LAYOUTS]
+    assert said == [wanted, [""] if target else wanted, [""]]
+
+
+@pytest.mark.parametrize(
+    ("target", "number", "most", "times", "wanted"),
+    [
+        (None, 0, 1, False, []),
+        (None, 0, 1, True, ["tuned"]),  # of configurations that differ in warps alone
+        (None, 0, 3, True, ["tuned", 1, 2]),
+        (None, 1, 3, True, [1, 2]),
+        ("gfx942", 0, 3, True, ["tuned", 1, 2]),
+        ("gfx942", 1, 3, True, []),
+    ],
+)
+def test_every_configuration_is_called_once(target, number, most, times, wanted, monkeypatch):
+    monkeypatch.setattr(grading, "TARGET", target)
+    ways = own_kernel.tuned_ways(SimpleNamespace(most=most, times=times), number)
+    assert ["tuned" if way.tuned else way.configuration for way in ways] == wanted
+
+
+@pytest.mark.parametrize("name", ["x", "labels"])
+@pytest.mark.parametrize("place", [0, -1])
+def test_one_bit_that_changed_in_the_first_or_the_last_tensor_is_seen(name, place):
+    """0 became -0, or a label another one."""
+    tensors = {"x": torch.zeros(2, 5), "labels": torch.tensor([3, 4])}
+    copies = own_kernel.contiguous(tensors)
+    own_kernel.check_unchanged(tensors, copies, "it changed")
+    tensors[name].view(-1)[place] = -0.0 if name == "x" else 5
+    raises(lambda: own_kernel.check_unchanged(tensors, copies, "it changed"), "changed", f"{name}: it changed")
+
+
+@pytest.mark.parametrize(
+    ("changed", "kind", "said"),
+    [
+        ({}, None, ""),
+        ({"y1": torch.ones(3)}, "results", r"y1 is float32 \[3\], but should be float32 \[2\]"),
+        ({"y1": torch.ones(2)}, "no gradient", "y1 has no grad_fn"),
+        ({"y1": [torch.ones(2)]}, "results", "y1 is list, not a tensor"),
+    ],
+)
+def test_the_last_of_two_results_is_checked_too(changed, kind, said):
+    results = {name: torch.ones(2, requires_grad=True) * 1 for name in ("y0", "y1")}
+    wanted = results | {"dx": torch.ones(2)}
+
+    def check():
+        own_kernel.check_results(results | changed, wanted, ["x"], results)
+
+    raises(check, kind, said) if kind else check()
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "said"),
+    [
+        (
+            strict.Unsupported("has no libdevice.fast_sinf"),
+            "unsupported",
+            "interpreter has no libdevice.fast_sinf",
+        ),
+        (ValueError("inline_asm not supported in interpreter mode"), "unsupported", "check it on a GPU, or with --tar"),
+        (ValueError("an argument is not supported"), "crash", "ValueError: an argument is not supported"),
+    ],
+)
+@pytest.mark.parametrize("cause", [False, True])
+def test_what_the_interpreter_lacks_is_no_crash(error, kind, said, cause, monkeypatch, tmp_path):
+    """As the error itself, or as the cause of one of Triton's."""
+    monkeypatch.setattr(grading, "INTERPRETED", True)
+    if cause:
+        wrapped = RuntimeError(str(error))
+        wrapped.__cause__ = error
+        error = wrapped
+        said = said.removeprefix("ValueError: ")
+    found = own_kernel.describe_error(error, tmp_path / "kernel.py")
+    assert found["kind"] == kind and said in found["sentence"]
+
+
+def test_a_task_without_sizes_for_the_clock_says_so():
+    raises(lambda: own_kernel.time_task(SimpleNamespace(timed=None), "mine"), "task", "task.py has no TIMED")
 
 
 # ---------------------------------------------------------------- ranks

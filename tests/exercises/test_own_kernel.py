@@ -161,6 +161,16 @@ FAULTS = {
         ("value", "y", "rows 4, C 8, float32, x padded"),
         "wrong only where x is not contiguous (padded): call x.contiguous()",
     ),
+    "a gradient that is refused": (
+        [("dy = dy.contiguous()", "assert dy.is_contiguous()")],
+        ("crash", None, "rows 4, C 8, float32, gradients expanded"),
+        "wrong only where the gradient of a result is not contiguous (expanded)",
+    ),
+    "the last input is not contiguous": (
+        [("w = w.contiguous()", "w = w")],
+        ("value", "y", "rows 4, C 8, float32, w every second"),
+        "wrong only where w is not contiguous (every second): call w.contiguous()",
+    ),
     "state in the class": (
         [("ctx.save_for_backward(x, w)", "Centered.saved = x, w"), ("ctx.saved_tensors", "Centered.saved")],
         ("value", "dx", "rows 4, C 8, float32, two calls"),
@@ -169,6 +179,11 @@ FAULTS = {
     "a gradient that only one input gets": (
         [("        return dx, dw.", "        dx = dx if ctx.needs_input_grad[1] else None\n        return dx, dw.")],
         ("no gradient", "dx", "rows 4, C 8, float32, x alone"),
+        "wrong only where no input but x needs a gradient",
+    ),
+    "a gradient that raises": (
+        [("        dy = dy.contiguous()", "        assert all(ctx.needs_input_grad)\n        dy = dy.contiguous()")],
+        ("crash", None, "rows 4, C 8, float32, x alone"),
         "wrong only where no input but x needs a gradient",
     ),
     "a gradient that is None": (
@@ -224,11 +239,49 @@ FAULTS = {
 }  # fmt: skip
 
 
+SMALLEST = {  # all results are right
+    "one element after an input is written": (
+        [("    c = tl.where", "    tl.store(w_ptr + C, 0.0)\n    c = tl.where")],
+        ("stray", "w", "rows 4, C 8, float32"),
+        "w: 1 element outside the tensor written, the nearest 1 past the end: mask the store in line 13",
+    ),
+    "one element before a gradient is written": (
+        [("    dx = 2 * c", "    tl.store(dy_ptr - 1, 0.0)\n    dx = 2 * c")],
+        ("stray", "dy", "rows 4, C 8, float32"),
+        "dy: 1 element outside the tensor written, the nearest 1 before the start: mask the store in line 26",
+    ),
+    "one element before a gradient is read": (
+        [("    dx = 2 * c", "    tl.load(dy_ptr - 1)\n    dx = 2 * c")],
+        ("stray load", "dy", "rows 4, C 8, float32"),
+        "dy: program 0 loads elements outside the tensor, the nearest 1 before the start: mask the load in line 26",
+    ),
+    "one element of another program is read": (
+        [("    c = tl.where", "    tl.store(y_ptr + offsets, x, mask=mask)\n    tl.load(y_ptr)\n    c = tl.where")],
+        ("race", "y", "rows 4, C 8, float32"),
+        "y: the values are right here, but program 1 loads what program 0 stored in the same launch",
+    ),
+    "one element of an input is changed": (
+        [("    c = tl.where", "    tl.store(w_ptr + C - 1, 0.0)\n    c = tl.where")],
+        ("changed", "w", "rows 4, C 8, float32"),
+        "w: the kernel changed its input",
+    ),
+}  # fmt: skip
+
+
 @interpreted
 @pytest.mark.parametrize("name", FAULTS)
 @pytest.mark.quick(10)
 def test_what_is_said_of_a_fault(name, tmp_path):
-    changes, blamed, said = FAULTS[name]
+    check_fault(tmp_path, *FAULTS[name])
+
+
+@interpreted
+@pytest.mark.parametrize("name", SMALLEST)
+def test_one_element_that_a_kernel_must_not_touch_is_named(name, tmp_path):
+    check_fault(tmp_path, *SMALLEST[name])
+
+
+def check_fault(tmp_path, changes, blamed, said):
     verdict = verdict_on(tmp_path, *changes)
     assert not verdict["passed"] and said in verdict["sentence"], verdict
     kind, tensor, case = blamed
@@ -364,6 +417,41 @@ def test_a_configuration_that_fails_is_named_in_any_order(tmp_path, order):
     verdict = small(tmp_path, **DOUBLED, extra=tiles(*order))
     assert (verdict["kind"], verdict["case"]) == ("unwritten", "n 8, float32"), verdict
     assert re.match(r"with BLOCK 2, not with BLOCK 8: y: \d+ of 8 elements are never written", verdict["sentence"])
+
+
+TWO_TUNED = """
+@triton.autotune([triton.Config({'BLOCK': size}) for size in (4, 2)], key=['n'])
+@triton.jit
+def first(x_ptr, y_ptr, n, BLOCK: tl.constexpr):
+    for start in range(0, n, BLOCK):
+        i = start + tl.arange(0, BLOCK)
+        tl.store(y_ptr + i, tl.load(x_ptr + i, mask=i < n, other=0.0), mask=i < n)
+
+@triton.autotune([triton.Config({'BLOCK': size}) for size in (2, 4, 8)], key=['n'])
+@triton.jit
+def second(x_ptr, y_ptr, n, BLOCK: tl.constexpr):
+    for start in range(0, n - BLOCK // 8, BLOCK):
+        i = start + tl.arange(0, BLOCK)
+        tl.store(y_ptr + i, 2 * tl.load(x_ptr + i, mask=i < n, other=0.0), mask=i < n - BLOCK // 8)
+
+def function(x):
+    x = x.contiguous()
+    copy = torch.empty_like(x)
+    y = torch.empty_like(x)
+    first[(1,)](x, copy, x.numel())
+    second[(1,)](copy, y, x.numel())
+    return y
+"""
+
+
+@interpreted
+def test_the_last_configuration_of_the_last_kernel_is_named(tmp_path):
+    """With the largest of three tiles, one element is never written. The first kernel has two, and takes turns."""
+    kernel = SMALL.partition("@triton.jit")[0].format(extra="") + TWO_TUNED
+    verdict = verdict_on(tmp_path, kernel=kernel, task=SMALL_TASK.format(dtypes="torch.float32", formula="2 * x"))
+    assert (verdict["kind"], verdict["case"]) == ("unwritten", "n 8, float32"), verdict
+    said = "with BLOCK 4 of first, BLOCK 8 of second, not with BLOCK 4 of first, BLOCK 2 of second: y: 1 of 8 elements"
+    assert verdict["sentence"].startswith(said)
 
 
 @interpreted
