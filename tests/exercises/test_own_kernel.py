@@ -1,6 +1,8 @@
 """A kernel of the user's own: the folder that check.py makes, what is said of its faults, and what is no fault."""
 
 import ast
+import contextlib
+import functools
 import re
 import sys
 from types import SimpleNamespace
@@ -245,6 +247,11 @@ SMALLEST = {  # all results are right
         ("stray", "w", "rows 4, C 8, float32"),
         "w: 1 element outside the tensor written, the nearest 1 past the end: mask the store in line 13",
     ),
+    "one element after a result is written": (
+        [("    c = tl.where", "    tl.store(y_ptr + tl.num_programs(0) * C, 0.0)\n    c = tl.where")],
+        ("stray", "y", "rows 4, C 8, float32"),
+        "y: 1 element outside the tensor written, the nearest 1 past the end: mask the store in line 13",
+    ),
     "one element before a gradient is written": (
         [("    dx = 2 * c", "    tl.store(dy_ptr - 1, 0.0)\n    dx = 2 * c")],
         ("stray", "dy", "rows 4, C 8, float32"),
@@ -259,6 +266,11 @@ SMALLEST = {  # all results are right
         [("    c = tl.where", "    tl.store(y_ptr + offsets, x, mask=mask)\n    tl.load(y_ptr)\n    c = tl.where")],
         ("race", "y", "rows 4, C 8, float32"),
         "y: the values are right here, but program 1 loads what program 0 stored in the same launch",
+    ),
+    "one element of a gradient is changed": (
+        [("    dx = 2 * c", "    tl.store(dy_ptr, 0.0)\n    dx = 2 * c")],
+        ("changed", "dy", "rows 4, C 8, float32"),
+        "the backward changed the gradient that it was given, which others may read",
     ),
     "one element of an input is changed": (
         [("    c = tl.where", "    tl.store(w_ptr + C - 1, 0.0)\n    c = tl.where")],
@@ -646,6 +658,75 @@ def test_a_refusal_inside_triton_has_the_kernel_s_line():
     line = function.__code__.co_firstlineno + 2
     said = f"line {line}: Triton's interpreter runs it, but the compiler refuses it: invalid axis 5"
     assert compilation.describe_refusal(function, refused) == said
+
+
+def configuration(number, **more):
+    return SimpleNamespace(all_kwargs=lambda: {"BLOCK": number} | more)
+
+
+def base_kernel(x):
+    """Stand for the Python function of a kernel."""
+
+
+@pytest.mark.parametrize(
+    ("errors", "refused", "raised"),
+    [
+        ({}, None, None),
+        ({0: "dropped", 1: "dropped"}, None, None),  # an autotuner takes the third
+        ({0: "dropped", 1: "dropped", 2: "dropped"}, "", "dropped"),
+        ({2: "refused"}, "refused", "refused"),
+        ({0: "dropped", 2: "refused"}, "refused", "refused"),
+    ],
+)
+def test_one_configuration_that_the_compiler_refuses_is_enough(errors, refused, raised, monkeypatch):
+    """The last of three. Those that an autotuner drops, such as of too much shared memory, are none."""
+    kinds = {"dropped": own_kernel.OutOfResources(2, 1, "shared memory"), "refused": ValueError("refused")}
+    found = compilation.Compilation()
+    monkeypatch.setattr(own_kernel, "configurations_of", lambda *_, **__: [configuration(i) for i in range(3)])
+    kernel = SimpleNamespace(__name__="kernel", fn=base_kernel)
+    asked = []
+
+    def run(kernel, BLOCK):
+        asked.append(BLOCK)
+        if BLOCK in errors:
+            raise kinds[errors[BLOCK]]
+
+    run_kernel = found.compiling(run)
+    tuner = SimpleNamespace(base_fn=base_kernel, fn=SimpleNamespace(run=functools.partial(run_kernel, kernel)))
+    with pytest.raises(type(kinds[raised])) if raised else contextlib.nullcontext():
+        found.every_configuration(tuner)
+    assert asked == [0, 1, 2]
+    assert (found.refused is None) if refused is None else found.refused.endswith(refused)
+    assert found.kernels == (set() if len(errors) == 3 else {"kernel"})
+
+
+class Stub(contextlib.nullcontext):
+    refused = None
+    kernels = ("b", "a")
+
+
+@pytest.mark.parametrize(
+    ("refused", "error", "passed", "said"),
+    [
+        (None, None, True, "compiles for gfx942"),
+        ("line 3: no", None, False, "line 3: no"),  # the answer may have caught it
+        ("line 3: no", ValueError("x"), False, "line 3: no"),
+        (None, ValueError("x"), True, "compiled for gfx942: a, b, and no more because of ValueError in a run that"),
+        (None, SystemExit(0), True, "compiled for gfx942: a, b, and no more because of SystemExit in a run that"),
+    ],
+)
+def test_what_is_said_of_a_compilation(refused, error, passed, said, monkeypatch, tmp_path):
+    def call():
+        if error:
+            raise error
+
+    monkeypatch.setattr(grading, "TARGET", "gfx942")
+    monkeypatch.setattr(compilation, "obstacle", lambda: None)
+    monkeypatch.setattr(compilation, "run_own", lambda folder: call)
+    monkeypatch.setattr(compilation, "Compilation", Stub)
+    monkeypatch.setattr(Stub, "refused", refused)
+    verdict = compilation.judge_compilation(tmp_path, "check")
+    assert verdict["passed"] == passed and verdict["sentence"].startswith(said)
 
 
 def test_without_a_compiler_that_is_said(tmp_path, monkeypatch):
