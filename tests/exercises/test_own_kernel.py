@@ -163,16 +163,6 @@ FAULTS = {
         ("value", "y", "rows 4, C 8, float32, x padded"),
         "wrong only where x is not contiguous (padded): call x.contiguous()",
     ),
-    "a gradient that is refused": (
-        [("dy = dy.contiguous()", "assert dy.is_contiguous()")],
-        ("crash", None, "rows 4, C 8, float32, gradients expanded"),
-        "wrong only where the gradient of a result is not contiguous (expanded)",
-    ),
-    "the last input is not contiguous": (
-        [("w = w.contiguous()", "w = w")],
-        ("value", "y", "rows 4, C 8, float32, w every second"),
-        "wrong only where w is not contiguous (every second): call w.contiguous()",
-    ),
     "state in the class": (
         [("ctx.save_for_backward(x, w)", "Centered.saved = x, w"), ("ctx.saved_tensors", "Centered.saved")],
         ("value", "dx", "rows 4, C 8, float32, two calls"),
@@ -181,11 +171,6 @@ FAULTS = {
     "a gradient that only one input gets": (
         [("        return dx, dw.", "        dx = dx if ctx.needs_input_grad[1] else None\n        return dx, dw.")],
         ("no gradient", "dx", "rows 4, C 8, float32, x alone"),
-        "wrong only where no input but x needs a gradient",
-    ),
-    "a gradient that raises": (
-        [("        dy = dy.contiguous()", "        assert all(ctx.needs_input_grad)\n        dy = dy.contiguous()")],
-        ("crash", None, "rows 4, C 8, float32, x alone"),
         "wrong only where no input but x needs a gradient",
     ),
     "a gradient that is None": (
@@ -241,6 +226,23 @@ FAULTS = {
 }  # fmt: skip
 
 
+IN_ONE_WAY = {  # right in each other way to call it
+    "a gradient that is refused": (
+        [("dy = dy.contiguous()", "assert dy.is_contiguous()")],
+        ("crash", None, "rows 4, C 8, float32, gradients expanded"),
+        "wrong only where the gradient of a result is not contiguous (expanded)",
+    ),
+    "the last input is not contiguous": (
+        [("w = w.contiguous()", "w = w")],
+        ("value", "y", "rows 4, C 8, float32, w every second"),
+        "wrong only where w is not contiguous (every second): call w.contiguous()",
+    ),
+    "a gradient that raises": (
+        [("        dy = dy.contiguous()", "        assert all(ctx.needs_input_grad)\n        dy = dy.contiguous()")],
+        ("crash", None, "rows 4, C 8, float32, x alone"),
+        "wrong only where no input but x needs a gradient",
+    ),
+}  # fmt: skip
 SMALLEST = {  # all results are right
     "one element after an input is written": (
         [("    c = tl.where", "    tl.store(w_ptr + C, 0.0)\n    c = tl.where")],
@@ -285,6 +287,12 @@ SMALLEST = {  # all results are right
 @pytest.mark.quick(10)
 def test_what_is_said_of_a_fault(name, tmp_path):
     check_fault(tmp_path, *FAULTS[name])
+
+
+@interpreted
+@pytest.mark.parametrize("name", IN_ONE_WAY)
+def test_a_kernel_that_one_way_to_call_it_shows_wrong_is_told_which(name, tmp_path):
+    check_fault(tmp_path, *IN_ONE_WAY[name])
 
 
 @interpreted
