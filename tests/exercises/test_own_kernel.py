@@ -163,11 +163,6 @@ FAULTS = {
         ("value", "y", "rows 4, C 8, float32, x padded"),
         "wrong only where x is not contiguous (padded): call x.contiguous()",
     ),
-    "state in the class": (
-        [("ctx.save_for_backward(x, w)", "Centered.saved = x, w"), ("ctx.saved_tensors", "Centered.saved")],
-        ("value", "dx", "rows 4, C 8, float32, two calls"),
-        "keep what the backward needs in ctx",
-    ),
     "a gradient that only one input gets": (
         [("        return dx, dw.", "        dx = dx if ctx.needs_input_grad[1] else None\n        return dx, dw.")],
         ("no gradient", "dx", "rows 4, C 8, float32, x alone"),
@@ -227,6 +222,11 @@ FAULTS = {
 
 
 IN_ONE_WAY = {  # right in each other way to call it
+    "state in the class": (
+        [("ctx.save_for_backward(x, w)", "Centered.saved = x, w"), ("ctx.saved_tensors", "Centered.saved")],
+        ("value", "dx", "rows 4, C 8, float32, two calls"),
+        "keep what the backward needs in ctx",
+    ),
     "a gradient that is refused": (
         [("dy = dy.contiguous()", "assert dy.is_contiguous()")],
         ("crash", None, "rows 4, C 8, float32, gradients expanded"),

@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from processes import executable, run_file
 
 FOLDER = REPOSITORY / "version3_triton" / "exercises" / "performance_debugging"
 sys.path.insert(0, str(FOLDER))
+import stage_checks
 import stage_tools
 
 STAGES = {int(path.name[8]): path.name for path in sorted(FOLDER.glob("v3_stage*.py"))}
@@ -208,6 +210,91 @@ def test_a_check_chooses_the_interpreter_itself(monkeypatch):
 def test_bad_options_are_those_of_the_script():
     done = call(FOLDER / STAGES[5], "--num-heads", "0")
     assert done.returncode == 2 and len(done.stderr.strip().splitlines()) == 1
+
+
+# ---------------------------------------------------------------- the numbers of the checks
+
+
+@pytest.mark.parametrize(
+    ("more", "deviation", "said"),
+    [
+        (0.299, 0.101, None),
+        (-0.299, 0.101, None),
+        (0.301, 0.101, "the check allows 0.3 more"),
+        (-0.301, 0.101, "the check allows 0.3 more"),
+        (math.nan, 0.101, "the check allows 0.3 more"),
+        (0.0, 0.099, "tokens hardly change the prediction"),
+        (0.0, math.nan, "tokens hardly change the prediction"),
+    ],
+)
+def test_the_first_loss_is_a_uniform_guesss_and_the_logits_differ(more, deviation, said, monkeypatch):
+    logits = torch.linspace(-1, 1, 80).view(1, 8, 10)
+    logits *= deviation / logits.std()
+    monkeypatch.setattr(stage_checks, "first_logits", lambda v3: (logits, None, torch.zeros(1, 8)))
+    functional = SimpleNamespace(cross_entropy=lambda *_: torch.tensor(math.log(10) + more))
+    v3 = SimpleNamespace(torch=SimpleNamespace(nn=SimpleNamespace(functional=functional)))
+    found = stage_checks.check_loss(v3)
+    assert said in found if said else found is None
+
+
+def measured(monkeypatch, mine, right):
+    """Let measured_step return one of these for the stage, and the other for version 3."""
+    monkeypatch.setattr(stage_checks, "load_version", lambda number: "version 3")
+    monkeypatch.setattr(stage_checks, "measured_step", lambda v3: right if v3 == "version 3" else mine)
+
+
+@pytest.mark.parametrize(
+    ("loss", "gradient", "said"),
+    [
+        (1 + 0.99e-4, 1 + 0.99e-4, None),
+        (1 + 1.01e-4, 1.0, "the first loss is 1.0001, version 3's is 1.0000"),
+        (1.0, 1 + 1.01e-4, "the gradient of b is not version 3's"),
+        (1.0, math.nan, "the gradient of b is not version 3's"),
+        (1.0, None, "1 of 2 tensors get no gradient, among them b"),
+    ],
+)
+def test_a_repair_has_version_3s_loss_and_gradients(loss, gradient, said, monkeypatch):
+    """The last of two; other random weights, as of stage 1, are as good, but each gets a gradient."""
+    ones = torch.ones(3, dtype=torch.float64)
+    gradients = {"a": ones, "b": None if gradient is None else ones * gradient}
+    measured(monkeypatch, (loss, gradients, 0, 0), (1.0, {"a": ones, "b": ones}, 0, 0))
+    assert stage_checks.check_model(None, 2) == said
+    assert stage_checks.check_model(None, 1) == (said if gradient is None else None)
+
+
+@pytest.mark.parametrize(
+    ("size", "launches", "said"),
+    [
+        (1100, 29, None),
+        (1101, 29, "its kernels touch 0.00 MB of cache lines"),
+        (1000, 28, "start 28 kernels, version 3 29: PyTorch operations replace a kernel"),
+        (1000, 30, None),
+    ],
+)
+def test_a_repair_moves_a_tenth_more_at_most_and_starts_each_kernel(size, launches, said, monkeypatch):
+    measured(monkeypatch, (0.0, {}, size, launches), (0.0, {}, 1000, 29))
+    found = stage_checks.check_traffic(None)
+    assert said in found if said else found is None
+
+
+@pytest.mark.parametrize("copied", [0, 1])
+def test_one_byte_that_is_copied_around_the_norm_is_a_copy(copied, monkeypatch):
+    monkeypatch.setattr(stage_checks, "check_traffic", lambda v3: None)
+    monkeypatch.setattr(stage_checks, "copied", lambda v3: copied)
+    found = stage_checks.check_copies(None)
+    assert (found is not None) == bool(copied) and (not copied or "PyTorch copies 1 bytes" in found)
+
+
+@pytest.mark.parametrize(
+    ("claimed", "said"),
+    [(51.49, None), (50.51, None), (51.51, ": the earlier work is counted too"), (50.49, "is reported as 50 ms")],
+)
+def test_a_step_of_51_ms_is_reported_as_such(claimed, said, monkeypatch):
+    """All that the simulated GPU does takes whole milliseconds."""
+    trainer = SimpleNamespace(run=lambda *_: {"step_ms": claimed})
+    v3 = SimpleNamespace(Trainer=trainer, parse_options=lambda words: None, torch=torch)
+    found = stage_checks.check_clock(v3)
+    assert found.endswith(said) if said else found is None
 
 
 # ---------------------------------------------------------------- symptoms that need a GPU

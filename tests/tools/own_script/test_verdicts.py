@@ -240,6 +240,7 @@ CHANCE = {  # who draws, the step, what differs: what a replay finds; the verdic
     "new alone": ([NEW], 0, "outputs", {}, NOT_SAME, []),
     "the second step": ([OLD, NEW], 1, "outputs", {}, NOT_SAME, []),  # its outputs were the same in the first
     "the gradients": ([OLD, NEW], 0, "given", {}, NOT_SAME, []),  # of equal outputs
+    "a loss alone": ([OLD, NEW], 0, "loss alone", {}, NOT_COMPARABLE, [True]),  # a model that returns no outputs
     "evaluation": ([OLD, NEW], 0, "evaluating", {}, NOT_SAME, []),
 }
 
@@ -253,16 +254,28 @@ def test_a_difference_may_be_chance_if_both_models_draw(name):
         session.draws(CONTROL, NUDGED)
     session.replayed = replayed
     changed = session.runs[NEW].steps[step]
-    if what == "given":
+    if what in ("given", "loss alone"):
         spoil(changed["given"]["b.weight"])
     else:
         spoil(changed["calls"][0]["outputs"][0])
     if what == "evaluating":
         changed["calls"][0]["evaluating"] = ["b"]
+    if what == "loss alone":
+        spoil_loss(changed)
+        for run in session.runs.values():
+            run.steps[0]["calls"][0].update(outputs=[], shapes=[])
     found, reason = verdict_on(session)
     assert (found, session.asked) == (kind, asked)
     assert ("both models draw random numbers, but different ones" in reason) == (kind == NOT_COMPARABLE)
-    assert ("in evaluation mode they agree" in reason) == (name == "both")
+    assert ("in evaluation mode they agree" in reason) == (name in ("both", "a loss alone"))
+
+
+@pytest.mark.parametrize("place", [0, 1, None])
+def test_one_call_of_a_step_that_draws_is_enough(place):
+    comparison = compare_training.Comparison(StubSession())
+    calls = [{"drew": number == place} for number in range(2)]
+    comparison.recorded = {NEW: Recorded([{"calls": calls}, {"calls": []}], FACTS)}
+    assert comparison.drew(NEW) == (place is not None)
 
 
 @pytest.mark.parametrize(
