@@ -424,6 +424,22 @@ def test_what_is_a_fault(tmp_path, arguments, kind, said):
     assert verdict["kind"] == kind and said in verdict["sentence"], verdict
 
 
+OPERATION = """
+library = torch.library.Library("test_own_kernel", "FRAGMENT")
+library.define("doubled(Tensor x) -> Tensor")
+library.impl("doubled", lambda x: 2 * x, "CPU")
+"""
+
+
+@interpreted
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the operation is one of a CPU")
+def test_one_operation_that_is_not_watched_is_named(tmp_path):
+    allocate = "ops.test_own_kernel.doubled(x)"
+    verdict = small(tmp_path, "tl.store(y_ptr + i, x, mask=i < n)", "x + 0", allocate=allocate, extra=OPERATION)
+    said = "what test_own_kernel.doubled allocates is not watched: check the function that it wraps"
+    assert verdict["passed"] and said in verdict["sentence"], verdict
+
+
 def tiles(*sizes):
     return f"@triton.autotune([triton.Config({{'BLOCK': size}}) for size in {sizes}], key=['n'])"
 
