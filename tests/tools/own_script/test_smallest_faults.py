@@ -45,3 +45,38 @@ def test_an_update_that_one_step_does_not_round_away_is_none_too_small(updates, 
     record = SimpleNamespace(param=param, seen=[SimpleNamespace(largest=largest) for largest in updates])
     groups = [{"params": [param, other], "lr": 1e-3}]
     assert check_training.too_small([record], groups) == [record] * small
+
+
+@pytest.mark.parametrize(
+    ("last", "apart"),
+    [
+        ((1, 5), []),
+        ((1, 6), ["b"]),  # one parameter of two, on the last of three ranks
+        ((2, 6), []),  # it began with another value there
+        (None, []),  # and that rank's DDP has no such parameter
+    ],
+)
+def test_one_parameter_of_one_rank_that_went_apart_is_named(last, apart):
+    ranks = [{"a": (1, 5), "b": (1, 5)} for _ in range(3)]
+    ranks[2]["b"] = last
+    if last is None:
+        del ranks[2]["b"]
+    found = check_training.apart_findings(ranks)
+    assert [(finding.kind, finding.tensors) for finding in found] == [("apart", apart)] * len(apart)
+    assert not found or found[0].text.endswith("no longer: 1 tensor")
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_leak_of_one_of_two_outputs_is_seen(place):
+    """And one of the second of two inputs."""
+    outputs = [TOKENS.float()[..., None]] * 2
+
+    def model(first, second):
+        found = [tokens.float()[..., None] for tokens in (first, second)]
+        found[place] = sees_the_next((first, second)[place])
+        return found
+
+    rerun = SimpleNamespace(run=lambda call: model(*call.args))
+    assert check_training.earlier_outputs_moved(rerun, Call((TOKENS, TOKENS), {})) == 2
+    rerun = SimpleNamespace(run=lambda call: outputs)
+    assert check_training.earlier_outputs_moved(rerun, Call((TOKENS, TOKENS), {})) == 0
