@@ -296,6 +296,17 @@ def test_one_difference_in_precision_is_told_with_whatever_differs(precision, wo
     assert words not in verdict_on(session)[1]
 
 
+@pytest.mark.parametrize(
+    ("name", "told"), [("setting", True), ("update", True), ("gradient", False), ("buffer", False)]
+)
+def test_another_optimizer_is_told_where_it_may_be_the_reason(name, told):
+    session = StubSession()
+    session.runs[NEW].facts["optimizers"] = ["AdamW", "SGD"]
+    assert verdict_on(session) == (None, "")
+    SMALLEST[name][0](session.runs[NEW].steps[2])
+    assert ("; the optimizer is AdamW, SGD in new and AdamW in old" in verdict_on(session)[1]) == told
+
+
 # ---------------------------------------------------------------- the exit status, and the speed
 
 
