@@ -9,6 +9,8 @@ from common.measuring.guarded_memory import bits, never_written, stray_store
 from common.versions import relative_error
 
 SMALL = 3e-5  # relative error: a rounding to float16 makes ten times as much
+ALIKE = 1e-2  # relative error of two results that are the same one: bfloat16 rounds by 4e-3 at most
+ROOM = 10  # times the bound of a right result: a wrong one may round more, in larger numbers
 SHOWN = 6  # labels of a result
 FACTORS = {2: "2", 0.5: "1/2", -1: "-1", math.log2(math.e): "log2(e)", math.log(2): "ln(2)"}
 
@@ -26,13 +28,13 @@ def alike_where_finite(a, b):
     finite = a.isfinite()
     if not torch.equal(finite, b.isfinite()):
         return False
-    return not finite.any() or relative_error(a[finite], b[finite]) < 1e-2
+    return not finite.any() or relative_error(a[finite], b[finite]) < ALIKE
 
 
 def differs(result, exact):
     """Return True if a typical error is far from right where it says what it computes."""
     known = ~result.isnan()
-    return relative_error(result[known], exact[known]) > 0.01
+    return relative_error(result[known], exact[known]) > ALIKE
 
 
 def check_inputs(inputs, originals):
@@ -180,7 +182,7 @@ class Judge:
             known = {name: ~value.isnan() for name, value in results.items()}  # NaN stands for any value
             known = {name: mask for name, mask in known.items() if mask.any()}
             errors = {name: relative_error(got[name][mask], results[name][mask]) for name, mask in known.items()}
-            alike = known and all(errors[name] < 10 * bounds[name] for name in known)
+            alike = known and all(errors[name] < ROOM * bounds[name] for name in known)
             explained = {name for name in results if name not in known or differs(results[name], exact[name])}
             if alike and wrong[0] in known and explained >= set(wrong):
                 return sentence
@@ -191,9 +193,10 @@ class Judge:
         if self.rounds:
             return "right in float32: look for a sum, or for what it adds up, that is rounded to 16 bits"
         factor = ((got * exact).sum() / (exact * exact).sum()).item()
-        if factor and relative_error(got / factor, exact) < min(10 * bound, error / 4):
+        # a factor explains an error of which it leaves little
+        if factor and relative_error(got / factor, exact) < min(ROOM * bound, error / 4):
             return describe_factor(factor) + self.describe_ranks(factor)
-        wrong = ((got - exact).abs() > 10 * bound * exact.square().mean().sqrt()).nonzero()
+        wrong = ((got - exact).abs() > ROOM * bound * exact.square().mean().sqrt()).nonzero()
         if error < SMALL:
             places = "a small constant such as eps, its place, or a difference of nearly equal numbers"
             return f"all digits that 16 bits have are right: look at {places}"

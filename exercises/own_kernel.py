@@ -29,7 +29,7 @@ from triton.runtime.interpreter import InterpretedFunction
 from triton.runtime.jit import KernelInterface
 
 from common.measuring.guarded_memory import GuardedMemory, address, between_bands, bits, launches
-from judge import Judge, Wrong, check_bands
+from judge import ALIKE, Judge, Wrong, check_bands
 from speed import DeviceTimer, copy_rate
 from strict_interpreter import Unsupported, Watch, describe_shape, supply_libdevice, supply_wrap_triton
 
@@ -442,7 +442,7 @@ def exchanged_with(exact, watch):
 
     def explain(name, got, inputs):
         alike = [other for other in exact if other != name and exact[other].shape == got.shape]
-        found = next((other for other in alike if grading.relative_error(got, exact[other]) < 1e-2), None)
+        found = next((other for other in alike if grading.relative_error(got, exact[other]) < ALIKE), None)
         if found:
             return f"this is {found}: return results and gradients in the order that they must have"
         return watch.shared if watch else None

@@ -1,5 +1,7 @@
 """Hold the checker's refusals at their limits: the element beside a tensor, one byte more than a rank's share."""
 
+import pathlib
+import shutil
 import sys
 from types import SimpleNamespace
 
@@ -8,7 +10,7 @@ import pytest
 import torch
 
 from common.measuring.guarded_memory import BAND, between_bands, bits, mark, stray_store
-from common.versions import REPOSITORY
+from common.versions import REPOSITORY, relative_error
 
 sys.path.insert(0, str(REPOSITORY / "exercises"))
 
@@ -20,6 +22,7 @@ import one_rank
 import own_kernel
 import ranks
 import strict_interpreter as strict
+import verify
 
 EXERCISES = {path.name[:2]: path for path in (REPOSITORY / "exercises").glob("[0-9][0-9]_*")}
 
@@ -292,6 +295,96 @@ def test_a_rounding_to_16_bits_makes_a_larger_error_than_3_in_100_000(error, sai
     noise = error * (1 - 2 * (torch.arange(32) % 2)).double().view(4, 8)
     judged = judge.Judge(grading.Task({}, None, None, {"y": "row column"}, {}), None, {}, None)
     assert said in judged.describe_pattern("y", exact + noise, exact, 1e-6, error)
+
+
+ALTERNATING = (1 - 2 * (torch.arange(32) % 2)).double().view(4, 8)  # at a right angle to ones
+ONES = torch.ones(4, 8, dtype=torch.float64)
+
+
+@pytest.mark.parametrize(("error", "same"), [(0.99e-2, True), (1.01e-2, False)])
+def test_a_typical_error_gives_what_the_answer_gives_within_a_percent(error, same):
+    """Where that is finite. It explains a result that it changes by more than a percent."""
+    lost = ONES.clone()
+    lost[0, 0] = torch.nan
+    assert judge.alike_where_finite(lost * (1 + error), lost) is same
+    assert not judge.alike_where_finite(lost, ONES) and judge.alike_where_finite(lost * torch.nan, lost * torch.nan)
+    assert judge.differs(lost * (1 + error), ONES) is not same
+
+
+@pytest.mark.parametrize(
+    ("factor", "said"),
+    [
+        (2 * (1 + 0.9e-3), "every element is 2 times"),
+        (2 * (1 + 1.1e-3), "every element is 2.002 times"),
+        (1.099, "every element is 9.9 % too large"),
+        (0.901, "every element is 9.9 % too small"),
+        (1.101, "every element is 1.101 times"),
+        (0.899, "every element is 0.899 times"),
+    ],
+)
+def test_a_factor_has_its_name_within_a_thousandth_and_is_a_percentage_within_a_tenth(factor, said):
+    assert judge.describe_factor(factor).startswith(said)
+
+
+@pytest.mark.parametrize(("off", "told"), [(0.9e-3, True), (1.1e-3, False)])
+@pytest.mark.parametrize(("factor", "said"), [(3, "summed"), (1 / 3, "divided")])
+def test_a_factor_is_that_of_the_ranks_within_a_thousandth(factor, said, off, told):
+    judged = judge_of()
+    judged.ranks = 3
+    found = judged.describe_ranks(factor * (1 + off))
+    assert (f"there are 3 ranks: is it {said} once too often?" in found) is told
+
+
+@pytest.mark.parametrize(("error", "named"), [(9.9e-3, True), (10.1e-3, False)])
+def test_a_typical_error_may_be_ten_times_as_far_off_as_a_right_result(error, named):
+    judged = judge_of(suspects={"it is doubled": lambda: {"y": 2 * ONES}})
+    judged.compute = lambda suspect: suspect()
+    got = {"y": 2 * ONES * (1 + error)}
+    found = judged.find_suspect(got, {"y": ONES}, {"y": 1e-3}, ["y"])
+    assert (found == "it is doubled") is named
+
+
+@pytest.mark.parametrize(
+    ("factor", "rest", "bound", "said"),
+    [
+        (2.0, 9.9e-3, 1e-3, "every element is 2 times"),  # up to ten times what a right result may have
+        (2.0, 10.1e-3, 1e-3, "every element is wrong"),
+        (1.4, 0.099, 1.0, "every element is 1.4 times"),  # and a quarter of the whole error
+        (1.4, 0.11, 1.0, "all elements are right to about 3 digits"),
+    ],
+)
+def test_a_factor_explains_nearly_all_of_an_error(factor, rest, bound, said):
+    got = factor * (ONES + rest * ALTERNATING)
+    assert judge_of().describe_pattern("y", got, ONES, bound, relative_error(got, ONES)).startswith(said)
+
+
+@pytest.mark.parametrize(("error", "said"), [(1.99e-3, "all elements are right to about 3 digits"), (2.01e-3, "every")])
+def test_three_digits_are_right_within_two_thousandths(error, said):
+    got = ONES + error * ALTERNATING
+    assert judge_of().describe_pattern("y", got, ONES, 1e-9, error).startswith(said)
+
+
+@pytest.mark.parametrize(("error", "said"), [(9.9e-3, "wrong only in row 3 of 4, column 7 of 8"), (10.1e-3, "2 of 32")])
+def test_an_element_is_wrong_if_it_is_ten_times_as_far_off_as_a_right_result(error, said):
+    got = ONES.clone()
+    got[0, 0] += error
+    got[3, 7] = -100
+    assert judge_of().describe_pattern("y", got, ONES, 1e-3, 17.0).startswith(said)
+
+
+@pytest.mark.parametrize(("number", "order"), [(2, False), (3, True), (4, False)])
+def test_an_exercise_has_three_hints(number, order, tmp_path):
+    folder = pathlib.Path(shutil.copytree(EXERCISES["03"], tmp_path / EXERCISES["03"].name))
+    (folder / "hints.md").write_text("".join(f"## {i}\n\nLook.\n\n" for i in range(number)))
+    assert ("hints.md needs three sections that start with ##" in verify.find_faults(folder, {})) is not order
+
+
+@pytest.mark.parametrize(("lines", "order"), [(60, True), (61, False)])
+def test_the_page_of_an_exercise_has_sixty_lines_at_most(lines, order, tmp_path):
+    folder = pathlib.Path(shutil.copytree(EXERCISES["03"], tmp_path / EXERCISES["03"].name))
+    page = (folder / "README.md").read_text()
+    (folder / "README.md").write_text("\n" * (lines - len(page.splitlines())) + page)
+    assert ("README.md is longer than 60 lines" in verify.find_faults(folder, {})) is not order
 
 
 @pytest.mark.parametrize(("error", "right"), [(0.99e-4, True), (1.01e-4, False)])
