@@ -71,6 +71,8 @@ def judge(folder, before, after, *options):
         ([22] * 5, [25, 25, 25, 25, 22.5], "1.0", 1, "0.88x, in the rounds 0.88x to 0.98x\nFAILED"),
         ([22] * 5, [25, 25, 25, 25, 21.5], "1.0", 3, "0.88x, in the rounds 0.88x to 1.02x\ntoo close to tell"),
         ([20, 20], [10, 10], "2.0", 0, "judged by 2 rounds: 5 are better\nPASSED"),
+        ([20] * 4, [10] * 4, "2.0", 0, "judged by 4 rounds: 5 are better\nPASSED"),
+        ([20] * 5, [10] * 5, "2.0", 0, "2.00x, in the rounds 2.00x to 2.00x\nPASSED"),
         ([22], [25], "1.0", 1, "judged by one pair of runs, so the noise isn't known: give 5 files each"),
         ([20], [10], "2.0", 0, "PASSED: at least the 2.0x"),
     ],

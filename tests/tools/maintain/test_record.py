@@ -1,5 +1,6 @@
 """maintain/record.sh: what it runs, that it goes on where it was cut off, its errors."""
 
+import contextlib
 import gzip
 import json
 import os
@@ -270,3 +271,19 @@ def test_a_trace_of_a_step_says_what_it_was_made_with_and_is_read(tmp_path, monk
         assert str(tmp_path) not in record["command"]
     monkeypatch.setattr(timeline, "LARGEST", 100)
     refused(timeline.main, ["--preset", "small", "--traces", str(tmp_path)], capsys, "may have 100", 1)
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_a_trace_may_have_so_many_bytes_and_no_byte_more(more, monkeypatch, tmp_path):
+    def train(script, argv):
+        folder = pathlib.Path(argv[argv.index("--profile-dir") + 1])
+        content = {"tiny_llama": METADATA, "traceEvents": [*traced(100), *traced(1000)]}
+        (folder / "trace_v1.pt.trace.json").write_text(json.dumps(content))
+
+    monkeypatch.setattr(timeline, "train", train)
+    monkeypatch.setattr(timeline, "describe", lambda command: {})
+    timeline.write_trace(1, ["--no-graph"], tmp_path)
+    size = (tmp_path / "trace_v1.json.gz").stat().st_size
+    monkeypatch.setattr(timeline, "LARGEST", size - more)
+    with pytest.raises(Failure, match=f"has {size:,} bytes, but may have") if more else contextlib.nullcontext():
+        timeline.write_trace(1, ["--no-graph"], tmp_path)

@@ -169,6 +169,26 @@ def test_an_update_counts_where_a_gradient_is_clear_or_exactly_zero(size, compar
     assert (found.updates(1, updates) is not None) is compared
 
 
+@pytest.mark.parametrize(
+    ("precision", "one", "last_place"),
+    [
+        (FLOAT32, SUM, 2.0**-23),
+        (FLOAT32 | {"use_amp": True, "amp_dtype": "bfloat16"}, SUM + 2.0**-8, 2.0**-7),
+        (FLOAT32 | {"use_amp": True, "amp_dtype": "float16"}, SUM + 2.0**-11, 2.0**-10),
+    ],
+)
+def test_an_update_may_be_off_by_a_rounding_of_the_weight(precision, one, last_place):
+    """And by one of the gradient's sum, and by one of all updates together, which here have its size."""
+    weights = {"a": ones(1000.0), "b": torch.ones(1, 1000)}
+    update = ones(64 * 1000 * last_place)
+    size = judge.rms(update)
+    bound = 2 * one * size + 1000 * last_place
+    for error, same in ((0.999 * bound, True), (1.001 * bound, False)):
+        found = judge.Judge(PAIRS, SHAPES, precision, weights)
+        runs = dict.fromkeys(judge.RUNS, {"a": update, "b": None}) | {"new": {"a": update + error, "b": None}}
+        assert (found.updates(1, runs) is None) is same
+
+
 @pytest.mark.parametrize(("other", "same"), [(1e-3 * (1 + 0.9e-6), True), (1e-3 * (1 + 1.1e-6), False)])
 def test_a_setting_may_differ_by_a_rounding(other, same):
     assert judge.is_close(1e-3, other) is same and judge.is_close([1e-3, 0.9], [other, 0.9]) is same
