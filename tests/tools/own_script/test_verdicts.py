@@ -199,6 +199,42 @@ def test_parts_of_which_one_has_a_row_too_few_are_no_concatenation(parts, new_is
         pairs(parts)
 
 
+@pytest.mark.parametrize(("parts", "guessed"), [(1, True), (2, True), (4, True), (5, False)])
+@pytest.mark.parametrize("new_is_packed", [True, False])
+def test_up_to_four_parts_of_one_weight_are_guessed(parts, guessed, new_is_packed):
+    sides = [{f"p{i}.w": (2, 3) for i in range(parts)}, {"packed.w": (2 * parts, 3)}]
+    sides = sides if new_is_packed else sides[::-1]
+    if guessed:
+        (pair,) = pair_names(*sides)
+        assert pair.guess and len(pair.old + pair.new) == 1 + parts
+    else:
+        with pytest.raises(Unpaired, match="have no counterpart"):
+            pair_names(*sides)
+
+
+def test_each_run_gets_olds_weights_with_as_many_roundings_as_its_name_says():
+    session = object.__new__(Session)
+    held = Held({"w": torch.linspace(0.5, 1.5, 64, dtype=torch.float64)}, [], {}, FLOAT32)
+    session.held = {OLD: held, NEW: held}
+    session.pairs = [Pair(("w",), ("w",))]
+    written = {name: [] for name in (OLD, NEW, CONTROL, NUDGED, *FURTHER)}
+    for name, given in written.items():
+        run = SimpleNamespace(ask=lambda **_: None, answer=lambda seconds: None)
+        run.write = lambda _, content, given=given: given.append(content["w"] / held.weights["w"] - 1)
+        session.load(name, run)
+    roundings = {
+        name: [round(float(each.abs().mean()) * 2**23, 2) for each in given] for name, given in written.items()
+    }
+    assert roundings == {
+        OLD: [],  # has them
+        NEW: [0],
+        CONTROL: [0],
+        NUDGED: [1],
+        "nudged 16 times": [16],
+        "nudged 256 times": [256],
+    }
+
+
 # ---------------------------------------------------------------- other data, and chance
 
 OTHER_SHAPES = {"outputs": [torch.ones(5)]}
