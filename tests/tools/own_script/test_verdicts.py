@@ -10,7 +10,7 @@ from torch import nn
 import compare_training
 from common.command_line import Failure
 from common.own_script import child
-from common.own_script.names import Pair, Unpaired, pair_names
+from common.own_script.names import Pair, Unpaired, packed_dim, pair_names
 from common.own_script.runs import Run, Short
 from common.own_script.session import (
     CONTROL,
@@ -233,6 +233,16 @@ def test_each_run_gets_olds_weights_with_as_many_roundings_as_its_name_says():
         "nudged 16 times": [16],
         "nudged 256 times": [256],
     }
+
+
+@pytest.mark.parametrize(("dim", "packs"), [(0, True), (1, True), (2, False)])
+def test_weights_are_packed_along_their_first_or_second_dimension(dim, packs):
+    """Of a convolution's third no script packs, and equal numbers there would be chance."""
+    parts = [[2, 2, 2], [2, 2, 2]]
+    parts[0][dim] = 1
+    whole = [2, 2, 2]
+    whole[dim] = 3
+    assert packed_dim(tuple(whole), [tuple(part) for part in parts]) == (dim if packs else None)
 
 
 # ---------------------------------------------------------------- other data, and chance
