@@ -49,7 +49,7 @@ class StubSession:
     replayed: evaluate -> what a replay finds in new's place; asked: the replays that were asked for.
     """
 
-    def __init__(self, steps=3):
+    def __init__(self, steps=4):
         self.held = {name: Held(WEIGHTS, [], {}, dict(FLOAT32)) for name in (OLD, NEW)}
         self.pairs = [Pair((name,), (name,)) for name in WEIGHTS]
         self.guesses = []
@@ -58,7 +58,7 @@ class StubSession:
         self.replayed, self.asked = {}, []
 
     def record(self, names, number):
-        return {name: self.runs[name] for name in names}
+        return {name: self.runs[name]._replace(steps=self.runs[name].steps[:number]) for name in names}
 
     def replay(self, evaluate):
         self.asked.append(evaluate)
@@ -118,6 +118,8 @@ def test_one_element_in_the_last_recorded_step_decides(name):
     change, kind, words = SMALLEST[name]
     session = StubSession()
     assert verdict_on(session) == (None, "")
+    change(session.runs[NEW].steps[3])
+    assert verdict_on(session) == (None, "")  # three steps are compared
     change(session.runs[NEW].steps[2])
     found, reason = verdict_on(session)
     assert found == kind and words in reason and "step 3" in reason
@@ -157,7 +159,7 @@ def test_one_script_that_the_tool_is_not_made_for_is_named(name, facts, words):
 def test_a_script_that_is_one_step_short_is_named(name, other):
     """Whatever was compared agrees."""
     session = StubSession()
-    session.runs[name].steps.pop()
+    del session.runs[name].steps[2:]
     said = f"{name} ended after 2 steps, {other} did not: let it train for 3"
     assert verdict_on(session) == (NOT_COMPARABLE, said)
 
