@@ -700,6 +700,14 @@ def test_copies_of_parameters_are_found_among_all_tensors():
     assert id(ones) not in found and len(others) == 4
 
 
+@pytest.mark.parametrize(
+    ("values", "constant"), [([3.0], True), ([3.0, 3.0], True), ([3.0, 4.0], False), ([3.0] * 9 + [4.0], False)]
+)
+def test_a_constant_has_one_value(values, constant):
+    """The last element decides."""
+    assert child.is_constant(torch.tensor(values)) == constant
+
+
 # ---------------------------------------------------------------- names
 
 

@@ -177,12 +177,6 @@ def test_the_mark_that_begins_after_the_last_step_is_none(write, capsys):
     assert read_profile(write(cpu)).steps == 2
 
 
-def test_between_n_steps_lie_at_most_n_minus_1_pauses(write, capsys):
-    """Nothing is marked: of gaps of 2 and 5 ms the longest may be pauses."""
-    path = write([kernel(GEMM, start, 1000) for start in (0, 3000, 9000)])
-    assert [idle_of(path, capsys, "--steps", steps)["unsure_us"] for steps in "123"] == [0, 5000, 7000]
-
-
 def test_processes_that_mark_other_numbers_of_steps_name_none(write):
     marks = [host("user_annotation", f"ProfilerStep#{i}", 100 * i, 100, pid) for pid, i in ((8, 0), (8, 1), (9, 1))]
     assert read_profile(write([*marks, kernel(GEMM, 0, 9)])).steps is None
@@ -1146,18 +1140,6 @@ def test_without_the_hosts_calls_nobody_knows_why_the_gpu_idled(kind, tmp_path, 
     told = capsys.readouterr().out
     assert "We can't tell why the GPU idled: the profile lacks the host's calls" in told
     assert "the GPU waited for" not in told
-
-
-@pytest.mark.parametrize(("us", "reason"), [(9, idle.QUEUE), (11, idle.UNKNOWN)])
-def test_kernels_of_a_queue_follow_each_other_at_once(us, reason, write, capsys):
-    events = [
-        launched(1, 0),
-        launched(2, 3),
-        kernel("a", 10, 90, correlation=1),
-        kernel("b", 100 + us, 9, correlation=2),
-    ]
-    (gap,) = idle_of(write(events), capsys)["largest_gaps"]
-    assert gap["reason"] == reason
 
 
 def test_a_gap_that_may_be_a_pause_decides_nothing_where_the_gpu_hardly_waits(write, capsys):

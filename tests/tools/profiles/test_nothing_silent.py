@@ -22,7 +22,6 @@ import analyze_kernel_launches as launches
 import kernel_counters
 import kernel_times
 from common.profiles import group_of, idle, read_profile
-from common.profiles.model import untimed
 from in_process import refused
 
 # ---------------------------------------------------------------- one refusal per cause
@@ -201,20 +200,6 @@ def test_zero_is_no_time(name, write, capsys):  # noqa: F811
     assert not any("warm-up" in remark for remark in found["remarks"])
     assert found["idle_us"] < 1e5
     assert not idle_of(write(launches_and_kernels(40, begin)), capsys)["warnings"]
-
-
-@pytest.mark.parametrize(
-    ("spans", "empty"),
-    [
-        ([(0, 10), (20, 30)], set()),  # clocks may begin at zero
-        ([(0, 10), (10**9 + 10, 10**9 + 20)], set()),
-        ([(0, 10), (10**9 + 11, 10**9 + 20)], {0}),
-        ([(-10, 0), (0, 10), (20, 30)], set()),
-        ([(0, 0), (5, 0), (None, 5), (5, None), (5, 6)], {0, 1, 2, 3}),
-    ],
-)
-def test_which_times_are_none(spans, empty):
-    assert untimed(spans) == empty
 
 
 @pytest.mark.parametrize("times", ["5000,0", "0,0"])

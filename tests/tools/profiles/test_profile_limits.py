@@ -8,7 +8,7 @@ import pytest
 
 from common import files
 from common.command_line import Failure
-from common.profiles import collectives, csv_files, gemms, idle, launches, limits, roofline, trace_events
+from common.profiles import collectives, csv_files, databases, gemms, idle, launches, limits, roofline, trace_events
 from common.profiles.model import Kernel, Launch, Operation, Profile, overruns, untimed
 from common.profiles.perfetto import varint
 
@@ -46,6 +46,15 @@ def test_a_twentieth_of_the_replays_may_lack_a_kernel(lacking, told):
             kernels.append({"name": name, "args": {"correlation": i, "graph id": 3}})
     warnings, _ = launches.lost_in_replays(runtime, kernels)
     assert [f"{lacking} of 20 replays lack kernels" in words for words in warnings] == [True] * told
+
+
+@pytest.mark.parametrize(("named", "told"), [(5, False), (6, True)])
+def test_kernels_of_a_database_are_missed_if_most_name_a_launch(named, told):
+    """Of ten; the others name calls of another layer, such as HSA's."""
+    rows = [SimpleNamespace(kind="kernel", launch=i if i < named else 100 + i, process=7) for i in range(10)]
+    host = [{"name": "cudaLaunchKernel", "ts": i, "dur": 1, "pid": 7, "args": {"correlation": i}} for i in range(10)]
+    found = databases.lost_of(rows, host, dict.fromkeys(range(10)))
+    assert [f"{10 - named} of 10 launches have no kernel" in words for words in found] == [True] * told
 
 
 @pytest.mark.parametrize(("later", "graph", "found"), [(10, False, 1), (9, False, 0), (10, True, 0)])
@@ -117,7 +126,9 @@ def test_clocks_differ_if_more_than_two_percent_of_the_kernels_start_before_thei
         ([(-1, 0), (5, 6)], set()),  # relative to the profile's begin
         ([(None, 4), (5, 6)], {0}),
         ([(5, 6), (7, None)], {1}),
-        ([(0, 1), (0, 2)], set()),
+        ([(0, 1), (0, 2)], set()),  # clocks may begin at zero
+        ([(-10, 0), (0, 10), (20, 30)], set()),
+        ([(0, 0), (5, 0), (None, 5), (5, None), (5, 6)], {0, 1, 2, 3}),
     ],
 )
 def test_a_start_of_zero_is_no_time_if_all_others_are_a_second_later(times, empty):
