@@ -173,24 +173,25 @@ class Host:
     def __init__(self, profile):
         self.events = profile.host
         self.has_operators = any(event.get("cat") == "cpu_op" for event in profile.host)
-        self.waits = {}  # thread -> [(start, end)] of its calls that wait for the GPU
-        self.collectives = []
+        self.waits = {}  # thread -> spans of its calls that wait for the GPU
+        self.collectives = []  # spans: (start, the furthest end until then), in the order of their starts
         names = {event["name"] for event in profile.host}
         waits = set(filter(WAITS.search, names))
         collectives = set(filter(COLLECTIVES.search, names)) - waits
         special = waits | collectives
         for event in [event for event in profile.host if event["name"] in special]:
-            span = (1e3 * event["ts"], 1e3 * (event["ts"] + event["dur"]))
+            spans = self.collectives
             if event["name"] in waits:
-                self.waits.setdefault((event.get("pid"), event.get("tid")), []).append(span)
-            else:
-                self.collectives.append(span)
+                spans = self.waits.setdefault((event.get("pid"), event.get("tid")), [])
+            end = 1e3 * (event["ts"] + event["dur"])
+            furthest = max(end, spans[-1][1]) if spans else end
+            spans.append((1e3 * event["ts"], furthest))
 
     @staticmethod
     def covers(spans, time_ns):
-        """Return True if one of the sorted spans holds the time."""
+        """Return True if one of the spans holds the time."""
         at = bisect.bisect_right(spans, (time_ns, float("inf")))
-        return any(end > time_ns for _, end in spans[max(0, at - 3) : at])
+        return at > 0 and spans[at - 1][1] > time_ns
 
     def during(self, gap):
         """Return in words what the launching thread did in a gap: its innermost event or name that fills half of it."""

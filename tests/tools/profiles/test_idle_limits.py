@@ -54,6 +54,16 @@ LIMITS = {  # the gap, the host's events: the reason
     "no longer": (gap_of(50, launch(1040, 1041), kind="copy"), [(WAIT, 900, 1000)], idle.LATE),
     "no copy": (gap_of(50, launch(1040, 1041)), [(WAIT, 900, 1001)], idle.LATE),
     "a collective": (gap_of(200, launch(1190, 1191)), [("gloo:all_reduce", 1099.9, 1100.1)], idle.PEER),
+    "a collective around short ones": (
+        gap_of(200, launch(1190, 1191)),
+        [("gloo:all_reduce", 900, 1101), *(("gloo:barrier", start, start + 1) for start in range(1000, 1100))],
+        idle.PEER,
+    ),
+    "waited around short calls": (
+        gap_of(50, launch(1040, 1041), kind="copy"),
+        [(WAIT, 800, 1001), *((WAIT, start, start + 1) for start in range(900, 1000))],
+        idle.COPY,
+    ),
     "a collective before": (gap_of(200, launch(1190, 1191)), [("gloo:all_reduce", 1000, 1100)], idle.LATE),
 }
 
