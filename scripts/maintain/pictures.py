@@ -97,10 +97,10 @@ def draw_steps(axes, found):
     ax.set_xlim(0, 1.3 * axis_end)
     ax.spines["bottom"].set_bounds(0, axis_end)
     ax.set_xticks([tick for tick in range(0, 100, 5) if tick <= axis_end])
-    ax.set_xlabel("ms per step, replayed from a graph")
+    ax.set_xlabel("ms per step (CUDA graph)")
     title = "One step of the same LLaMA: shorter is faster\n"
     ax.figure.suptitle(title, x=0.02, ha="left", weight="bold", fontsize=13)
-    told = f"one {found['device']}; bfloat16, but for the first bar"
+    told = f"one {found['device']}; bfloat16, except the first bar"
     ax.figure.text(0.02, 0.89, told, va="center", fontsize=10)
 
 
@@ -171,7 +171,10 @@ def name_steps(ax, columns):
 
 
 def draw_falls(axes, found):
-    """Draw a bar from the step that each rung builds on to its own. Bars of equal length are equal ratios."""
+    """Draw a bar from the step that each rung builds on to its own, which has a dot.
+
+    Bars of equal length are equal ratios.
+    """
     (ax,), (column,) = axes, found
     for saved, color in SAVES.items():
         ax.barh(0, 0, color=color, label=f"fewer {saved}")
@@ -181,8 +184,7 @@ def draw_falls(axes, found):
         if rung.saves:
             base = column.step_ms(rung.base)
             ax.barh(place, step - base, 0.6, left=base, color=SAVES[rung.saves])
-        else:
-            ax.scatter(step, place, color=GREY, zorder=3)
+        ax.scatter(step, place, color=ink(), s=12, zorder=3)
         write_step(ax, place, times, max(base, *times))
     name_steps(ax, found)
 
@@ -211,7 +213,7 @@ def tell_ladders(found):
 
 # Bytes of the last cache before HBM, and of HBM.
 CHIPS = {"NVIDIA H100": ("sm_90", 50e6, 80e9), "AMD MI300X": ("gfx942", 256 * 2**20, 192e9)}
-LEVELS = ["shared memory, a unit", "registers, a unit", "shared memory, all", "registers, all", "last cache", "HBM"]
+LEVELS = ["shared memory, per unit", "registers, per unit", "shared memory, all", "registers, all", "last cache", "HBM"]
 SIZES = {  # of medium in bfloat16, the scores in float32
     "a row of a norm": 2 * 1024,
     "a tile 64 x 64": 2 * 64 * 64,
@@ -422,7 +424,7 @@ def draw_rates(axes, found):
     log_axis(ax, "x", [0.1, 1, 10, 100, 1000])
     log_axis(ax, "y", [0.1, 1, 10, 100, 1000])
     ax.set(xlim=(0.05, 5000), ylim=(0.05, 2000), xlabel="FLOP per byte", ylabel="TFLOP/s")
-    ax.legend(title="full: V3, hollow: PyTorch", loc="lower right", frameon=False, fontsize=9, title_fontsize=9)
+    ax.legend(title="filled: V3, hollow: PyTorch", loc="lower right", frameon=False, fontsize=9, title_fontsize=9)
 
 
 def tell_rates(found):
