@@ -141,9 +141,9 @@ Nobody has run the kernels on an AMD GPU.
     python scripts/maintain/amd_results.py runs.jsonl --processes 15    # {runs} runs, {minutes:.0f} minutes of one core
     python scripts/maintain/amd_results.py runs.jsonl --write           # this page
 
-All runs but one are right: an output or gradient may have twice the error of plain PyTorch in the same precision, plus
-1e-6. The wrong one is attention in float16 with values around 1e-3 on gfx90a, whose matrix units flush denormal
-numbers to zero. [Every operation and every tile](RESULTS_TABLES.md) has a row of its own.
+All runs but one are right: the error of each output and gradient is at most twice that of plain PyTorch in the same
+precision, plus 1e-6. The wrong one is attention in float16 with values around 1e-3 on gfx90a, whose matrix units flush
+denormal numbers to zero. [Every operation and every tile](RESULTS_TABLES.md) has a row of its own.
 
 ## Two training steps
 The table compares two steps of version 3 with two of version 1 in the same precision: the losses, and the error of all
