@@ -172,6 +172,7 @@ CSV_NAMES = {  # a profiler's heading, in lower case -> our name
     "start_timestamp": "start",
     "beginns": "start",
     "end_timestamp": "end",
+    "stop_timestamp": "end",
     "endns": "end",
     "agent_id": "gpu",
     "gpu-id": "gpu",
@@ -239,7 +240,8 @@ def names_of_columns(cells):
             header.append(TIME_NAMES[found[1]])
             ns_per_unit[header[-1]] = NS_PER_UNIT[found[2][0]]
         else:
-            header.append(CSV_NAMES.get(heading, cell.strip()))
+            name = CSV_NAMES.get(heading, cell.strip())
+            header.append(cell.strip() if name in header else name)  # rocpd names a process twice
     if "calls" in header:  # rocpd's summary calls a sum "DURATION"; nsys's of 2021 names no unit beside these
         more = {"duration": "total", "Minimum": "least", "Maximum": "most"}
         ns_per_unit = {more.get(name, name): scale for name, scale in ns_per_unit.items()}

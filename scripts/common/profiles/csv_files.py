@@ -1,22 +1,17 @@
 """Read CSV files: a row per launch, or the sums over each kernel's launches. Standard library only."""
 
+import contextlib
 import re
+from typing import NamedTuple
 
 from common.command_line import Failure
 from common.files import errors_of
 from common.files import number as finite_number
 from common.profiles.containers import TABLE, opened
+from common.profiles.databases import beside_old_table
 from common.profiles.groups import clean
-from common.profiles.launches import LOST
-from common.profiles.model import (
-    WITH_LAUNCHES,
-    checked_kernel,
-    copy_name,
-    finished,
-    label_of_copy,
-    labels_of,
-    with_times,
-)
+from common.profiles.launches import LOST, Row, host_call, profiles_of
+from common.profiles.model import checked_kernel, finished
 
 HOST_CALLS = re.compile(  # rows of ROCm's tables of API functions, and of its table of domains
     r"(__)?hip[A-Z]\w*|hsa_\w+|(nccl|roctx|rocdec|rocJpeg)(?!\w*Kernel)[A-Z]\w*|[A-Z]+_API|KERNEL_DISPATCH|"
@@ -26,6 +21,7 @@ COUNTERS = re.compile(r"(SQ|TCC|TCP|TA|TD|SPI|GRBM)_")  # of AMD's GPUs, as colu
 # The last is rocprof-compute's, one per pass.
 NO_COUNTERS = re.compile(r"DispatchNs|start|end|CompleteNs|DurationNs|Kernel_ID(_\d+)?")
 A_ROW_PER_LAUNCH = "give a kernel_trace file, or nsys stats --report cuda_gpu_trace --format csv"
+CALLS_ALONE = "has the calls of the CPU, not kernels: give the table of kernels beside it, or record kernels, too"
 BARRIER = "<barrier packet>"  # in the old rocprof's tables: a queue waits at it, and no kernel runs
 ONE_BY_ONE = "Counters were read in this run, so its kernels ran one by one, and the gaps between them mean nothing."
 
@@ -42,67 +38,192 @@ def has_sums(table):
 
 
 def has_copies(content):
-    """Return True for rocprofv3's table of copies."""
-    return {"Source_Agent_Id", "Destination_Agent_Id", "start", "end"} <= set(content.header)
+    """Return True for a table of copies of rocprofv2 or rocprofv3."""
+    header = set(content.header)
+    ends = {"Source_Agent_Id", "Destination_Agent_Id"} <= header
+    return {"start", "end"} <= header and (ends or ("Operation" in header and "name" not in header))
 
 
 def read_launches(path, content, gpu):
-    """Return the profiles in a table with a row per launch, and in rocprofv3's table of copies beside it."""
-    rows = [row for row in content.rows if row["name"] != BARRIER]
-    rows, warnings = with_times(rows, [span_of(row, content.ns_per_unit) for row in rows], "rows")
-    labels = labels_of(place_of(row) for row, _, _ in rows if not is_copy(row))
-    kernels = []
-    for row, start, end in rows:
-        kind = "copy" if is_copy(row) else "kernel"
-        label = labels.get(place_of(row)) if "gpu" in row or "process" in row else None
-        stream = row.get("queue") and (row["queue"], row.get("Stream_Id"))
-        kernels.append(checked_kernel(row["name"], start, end - start, kind, label, stream=stream))
+    """Return the profiles in a table with a row per launch, and in the tables of copies and calls beside it."""
+    if is_of_host(content):
+        raise Failure(2, CALLS_ALONE)
+    number = number_column(content.header)
+    found = [row for row in content.rows if row["name"] != BARRIER and not MARKER.match(row.get("Operation", ""))]
+    rows = [row_of(row, content.ns_per_unit, number) for row in found]
+    warnings = []
     if any(map(COUNTERS.match, content.header)) or old_counters(content.header):
         warnings.append(ONE_BY_ONE)
-    warnings += missing_dispatches([row for row, _, _ in rows])
-    copies, more_warnings, notes = copies_beside(path, labels)
-    return finished(path, [*kernels, *copies], gpu, [*warnings, *more_warnings], notes=[*content.notes, *notes])
+    warnings += missing_dispatches(found)
+    copies, more, notes = copies_beside(path, content)
+    host, told = calls_beside(path, number)
+    return profiles_of(path, [*rows, *copies], host, gpu, [*warnings, *more], [*content.notes, *notes, *told])
 
 
-def place_of(row):
-    return row.get("process"), row.get("gpu")
+def row_of(row, ns_per_unit, number):
+    """Return the Row of a line. number: the column with the number that it shares with its launch, or None."""
+    operation = row.get("Operation", "")  # rocprofv2 puts kernels and copies into one table
+    return Row(
+        "copy" if row["name"].startswith("[CUDA mem") or COPIED.search(operation) else "kernel",
+        row["name"] or operation,
+        *span_of(row, ns_per_unit),
+        process=row.get("process"),
+        gpu=row.get("gpu"),
+        stream=row.get("queue") and (row["queue"], row.get("Stream_Id")),
+        launch=row[number] if number else None,
+    )
 
 
-def is_copy(row):
-    """Return True for a copy or a fill of nsys stats."""
-    return row["name"].startswith("[CUDA mem")
+COPIED = re.compile("Memcpy|Copy|Fill")  # in the column Operation of rocprofv2
+MARKER = re.compile("Marker|Barrier")
 
 
-KERNEL_TRACE = "kernel_trace.csv"  # as rocprofv3 and rocpd name it, behind a prefix
+def number_column(header):
+    """Return the column with the numbers that launches share with their kernels, or None."""
+    return next((name for name in header if name.lower() in ("correlation_id", "corrid")), None)
 
 
-def copies_beside(path, labels):
-    """Return the copies in the file beside a kernel_trace, warnings about them, and notes on the run's files.
+def is_of_host(table):
+    """Return True for a table of the host's calls."""
+    return bool({"Function", "Tid", "TID"} & set(table.header)) and "gpu" not in table.header
 
-    labels: {(process, GPU): name} of the kernels.
-    """
-    if not path.name.endswith(KERNEL_TRACE):
+
+# ---------------------------------------------------------------- the files of one run
+
+
+class Run(NamedTuple):
+    """The names of a run's tables. The group of kernels stands where the others have braces."""
+
+    kernels: re.Pattern
+    copies: str | None  # None: they are in the table of kernels
+    calls: tuple[str, ...]
+
+
+RUNS = (
+    Run(  # rocprofv3 and rocpd
+        re.compile(r"(.*)kernel_trace\.csv"),
+        "{}memory_copy_trace.csv",
+        ("{}hip_api_trace.csv", "{}hsa_api_trace.csv"),
+    ),
+    Run(  # rocprofv2 --kernel-trace
+        re.compile(r"results_(.*)\.csv"),
+        "async_copy_trace_{}.csv",
+        ("hip_api_trace_{}.csv", "hsa_api_trace_{}.csv"),
+    ),
+    Run(  # rocprofv2 --hip-trace
+        re.compile(r"hcc_ops_trace_(.*)\.csv"),
+        None,
+        ("hip_api_trace_{}.csv", "hsa_api_trace_{}.csv"),
+    ),
+    Run(re.compile(r"(.*)cuda_gpu_trace\.csv"), None, ("{}cuda_api_trace.csv",)),  # nsys stats
+)
+NO_COPIES = "There is no table of copies beside it: if the program copied, that time counts as idle here."
+
+
+def run_of(path):
+    """Return the Run to which a table of kernels belongs by its name, and what stands for the braces; or None, ""."""
+    for run in RUNS:
+        if found := run.kernels.fullmatch(path.name):
+            return run, found[1]
+    return None, ""
+
+
+@contextlib.contextmanager
+def table_beside(path):
+    """Yield the Table in a file beside a table of kernels, or None for another file."""
+    with errors_of(path), opened(path) as (container, content):
+        yield content if container == TABLE else None
+
+
+def copies_beside(path, kernels):
+    """Return the copies in the file beside a table of kernels, warnings about them, and notes on the run's files."""
+    if "Operation" in kernels.header or "duration" in kernels.header:  # rocprofv2's and nsys' kernels and copies
         return [], [], []
-    prefix = path.name.removesuffix(KERNEL_TRACE)
-    beside = path.with_name(f"{prefix}memory_copy_trace.csv")
-    calls = path.with_name(f"{prefix}hip_api_trace.csv")
-    more = [f"{calls.name} isn't read: {WITH_LAUNCHES}."] if calls.is_file() else []
-    if not beside.is_file():
-        lack = "There is no memory_copy_trace file beside it: if the program copied, that time counts as idle here."
-        return [], [], [lack, *more]
-    with errors_of(beside), opened(beside) as (container, content):
-        if container != TABLE or not has_copies(content):
-            return [], [f"{beside.name} has no columns of copies, so it isn't read, and copies count as idle."], more
-        rows = list(content.rows)
-        spans = [span_of(row, content.ns_per_unit) for row in rows]
-        rows, warnings = with_times(rows, spans, f"rows of {beside.name}")
-    copies = []
-    for row, start, end in rows:
-        ends = (row["Source_Agent_Id"], row["Destination_Agent_Id"])
-        name = copy_name(row.get("Direction") or row.get("name") or "MEMORY_COPY", *ends)
-        label = label_of_copy(labels, row.get("process"), *ends)
-        copies.append(checked_kernel(name, start, end - start, "copy", label, stream=row.get("Stream_Id")))
-    return copies, warnings, [f"Its copies are those of {beside.name}.", *more]
+    copied, called = beside_old_table(path)
+    if copied or called:
+        old = path.with_suffix(".db").name
+        words = f"{old} beside it has {copied:,} copies and {called:,} calls of the CPU, which this table lacks"
+        words += ": give that file."
+        return [], [words] * bool(copied), [words] * (not copied)
+    run, name = run_of(path)
+    beside = run and path.with_name(run.copies.format(name))
+    if not beside or not beside.is_file():
+        return [], [], [NO_COPIES]
+    with table_beside(beside) as content:
+        if content is None or not has_copies(content):
+            return [], [f"{beside.name} has no columns of copies, so it isn't read, and copies count as idle."], []
+        number = number_column(content.header)
+        copies = [copy_of(row, content.ns_per_unit, number) for row in content.rows]
+        notes = [f"Its copies are those of {beside.name}.", *notes_of(beside, content)]
+    return copies, [], notes
+
+
+def copy_of(row, ns_per_unit, number):
+    """Return the Row of a line of a table of copies."""
+    return Row(
+        "copy",
+        row.get("Direction") or row.get("Operation") or row.get("name") or "MEMORY_COPY",
+        *span_of(row, ns_per_unit),
+        process=row.get("process"),
+        stream=row.get("Stream_Id"),
+        launch=row[number] if number else None,
+        source=row.get("Source_Agent_Id"),
+        destination=row.get("Destination_Agent_Id"),
+    )
+
+
+def calls_beside(path, number):
+    """Return the host's calls in the files beside a table of kernels, in order of time, and notes on these files.
+
+    number: the column of the kernels with the numbers that they share with their launches, or None.
+    """
+    run, name = run_of(path)
+    if run is None:
+        return [], []
+    host = []
+    notes = []
+    used = []
+    for beside in [path.with_name(calls.format(name)) for calls in run.calls]:
+        if not beside.is_file():
+            continue
+        if number is None:
+            words = "the kernels don't name their launches, so why the GPU idled stays open"
+            notes.append(f"{beside.name} isn't used: {words}.")
+            continue
+        with table_beside(beside) as content:
+            if content is None or not has_calls(content):
+                notes.append(f"{beside.name} has no columns of calls, so it isn't read: why the GPU idled stays open.")
+                continue
+            host += calls_in(content)
+            used.append(beside.name)
+            notes += notes_of(beside, content)
+    if used:
+        notes.insert(0, f"The host's calls are those of {' and '.join(used)}.")
+    return sorted(host, key=lambda event: event["ts"]), notes
+
+
+def has_calls(table):
+    """Return True for a table of the host's calls whose numbers kernels share."""
+    return is_of_host(table) and "start" in table.header and number_column(table.header) is not None
+
+
+def calls_in(table):
+    """Return the host's calls in a table."""
+    number = number_column(table.header)
+    found = []
+    for row in table.rows:
+        thread = row.get("Thread_Id") or row.get("Tid") or row.get("TID")
+        span = span_of(row, table.ns_per_unit)
+        found.append(host_call(row.get("Function") or row["name"], *span, row.get("process"), thread, row[number]))
+    return found
+
+
+def notes_of(path, table):
+    """Return the notes on a table that is read beside another one."""
+    return [f"{path.name}: {note}" for note in table.notes]
+
+
+# ---------------------------------------------------------------- of both kinds of tables
 
 
 def span_of(row, ns_per_unit):

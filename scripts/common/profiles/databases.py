@@ -1,13 +1,15 @@
-"""Read databases: rocpd of ROCm 7, rpd of rocmProfileData, exports of Nsight Systems. Standard library only."""
+"""Read databases: rocpd of ROCm 7, rpd of rocmProfileData, the old rocprof's, exports of Nsight Systems.
+
+Standard library only.
+"""
 
 import re
-from typing import NamedTuple
 
 from common.command_line import Failure
-from common.profiles.containers import columns_of
+from common.files import errors_of
+from common.profiles.containers import DATABASE, columns_of, opened
 from common.profiles.groups import clean
-from common.profiles.launches import LAUNCHES, captured_launches, launch_table, lost_kernels
-from common.profiles.model import checked_kernel, copy_name, finished, is_time, label_of_copy, labels_of, with_times
+from common.profiles.launches import Row, check_kernels_are_there, host_call, profiles_of
 
 GPU_COLUMNS = {"agent_abs_index", "agent_absolute_index", "deviceId"}  # of rocpd's kernels, old and new, and of nsys
 PROCESS_COLUMNS = {"pid", "globalPid"}
@@ -67,6 +69,69 @@ def read_rpd(path, content, gpu):
     for view, query in RPD_VIEWS.items():
         content.connection.execute(f"CREATE TEMP VIEW {view} AS {query}")
     return read_rocpd(path, content._replace(names=set(RPD_VIEWS)), gpu)
+
+
+# ---------------------------------------------------------------- the old rocprof, version 1
+
+# With a trace of HIP, kernels are in OPS, else in KERN, which older releases call A.
+OLD_KERNELS = {
+    "OPS": ("Name", '"dev-id"', '"Index"'),
+    "KERN": ("KernelName", '"gpu-id"', "NULL"),
+    "A": ("KernelName", '"gpu-id"', "NULL"),
+}
+OLD_CALLS = {"HIP": '"Index"', "HSA": "NULL"}  # kernels name calls of HIP, by numbers that HSA's calls have, too
+OLD = {"OPS", "KERN", "HIP", "HSA"}
+NO_BARRIER = "NOT LIKE '%<barrier packet>%'"
+
+
+def is_old_rocprof(found):
+    return not found.names.isdisjoint(OLD)
+
+
+def read_old_rocprof(path, content, gpu):
+    """Return the profiles in a database of the old rocprof."""
+    views = {}
+    for table, (name, device, number) in OLD_KERNELS.items():
+        if rows_in(content, table) and "kernels" not in views:
+            views["kernels"] = (
+                f"SELECT trim({name}, '\"') name, BeginNs start, EndNs end, pid, {device} deviceId, "
+                f'"queue-id" stream_id, {number} stack_id FROM {table} WHERE {name} {NO_BARRIER}'
+            )
+    if rows_in(content, "COPY"):
+        columns = columns_of(content.connection, "COPY", {"dev-id"})
+        device, number = ("NULL", "NULL") if columns == ["NULL"] else ('"dev-id"', '"Index"')  # HSA's or HIP's
+        views["memory_copies"] = (
+            f"SELECT Name name, BeginNs start, EndNs end, pid, {device} deviceId, {number} stack_id FROM COPY"
+        )
+    calls = [
+        f"SELECT Name name, BeginNs start, EndNs end, pid, tid, {number} stack_id FROM {table}"
+        for table, number in OLD_CALLS.items()
+        if rows_in(content, table)
+    ]
+    if calls:
+        views["regions"] = " UNION ALL ".join(calls)
+    for view, query in views.items():
+        content.connection.execute(f"CREATE TEMP VIEW {view} AS {query}")
+    found = content._replace(names=set(views))
+    return profiles_of(path, rows_of(found, ROCPD), calls_of_host(found, ROCPD_HOST), gpu)
+
+
+def rows_in(found, table):
+    """Return the number of rows in a table, 0 if there is none."""
+    if table not in found.names:
+        return 0
+    return found.connection.execute(f"SELECT count(*) FROM {table}").fetchone()[0]
+
+
+def beside_old_table(path):
+    """Return the numbers of copies and of the host's calls in the old rocprof's database beside its table."""
+    beside = path.with_suffix(".db")
+    if not beside.is_file():
+        return 0, 0
+    with errors_of(beside), opened(beside) as (container, content):
+        if container != DATABASE or not is_old_rocprof(content):
+            return 0, 0
+        return rows_in(content, "COPY"), sum(rows_in(content, table) for table in OLD_CALLS)
 
 
 # ---------------------------------------------------------------- exports of Nsight Systems
@@ -169,21 +234,6 @@ def unread_tables(found):
 # ---------------------------------------------------------------- of all of them
 
 
-class Row(NamedTuple):
-    """A row of a table of kernels or copies. source and destination are the GPUs of a copy, where they are known."""
-
-    kind: str
-    name: str
-    start: int
-    end: int
-    process: int | None
-    gpu: int | None
-    stream: int | None
-    launch: int | None  # the number that it shares with its launch
-    source: int | None
-    destination: int | None
-
-
 def rows_of(found, tables):
     """Return a Row for each row of a database's tables of kernels and copies."""
     rows = []
@@ -196,54 +246,6 @@ def rows_of(found, tables):
     return rows
 
 
-def profiles_of(path, rows, host, gpu, warnings=(), notes=()):
-    """Return the profiles of rows. host: the result of calls_of_host."""
-    if all(row.kind == "copy" for row in rows):
-        check_kernels_are_there(host)
-    launches = launch_table(host, {row.launch for row in rows} - {None})
-    lost = lost_of(rows, host, launches)
-    timed, empty = with_times(rows, [(row.start, row.end) for row in rows], "rows")
-    labels = labels_of((row.process, row.gpu) for row, _, _ in timed if row.kind == "kernel")
-    calls = []
-    for row, start, end in timed:
-        name = row.name
-        if row.kind == "copy":
-            label = label_of_copy(labels, row.process, row.gpu, row.source, row.destination)
-            name = copy_name(name, row.source, row.destination)
-        else:
-            label = labels[row.process, row.gpu] if row.gpu is not None or row.process is not None else None
-        candidates = launches.get(row.launch, {})
-        launch = candidates.get(row.process) if row.process is not None else next(iter(candidates.values()), None)
-        calls.append(checked_kernel(name, start, end - start, row.kind, label, stream=row.stream, launch=launch))
-    return finished(path, calls, gpu, [*warnings, *lost, *empty], host, [*notes, *captured_launches(host)])
-
-
-def lost_of(rows, host, launches):
-    """Return warnings about launches without kernels, where the kernels name them. launches: of launch_table.
-
-    Where HSA's calls are recorded too, kernels may name those: then nothing is known.
-    """
-    kernels = [row for row in rows if row.kind == "kernel"]
-    if sum(row.launch in launches for row in kernels) <= len(kernels) / 2:
-        return []
-    launching = {row.process for row in kernels}
-    calls = [call for call in host if call["pid"] in launching or launching == {None}]
-    return list(lost_kernels(calls, {row.launch for row in rows}))
-
-
-def check_kernels_are_there(host, told=()):
-    """Raise Failure if the host launched kernels; called where a database holds none.
-
-    told: what the profiler says of itself.
-    """
-    launches = sum(bool(LAUNCHES.match(call["name"])) for call in host)
-    if launches:
-        way = ": the profiler lost them; if its version is older than the driver, try a newer one"
-        if told:
-            way = f"; {told[0]}"
-        raise Failure(2, f"holds {launches:,} launches and none of their kernels{way}")
-
-
 def calls_of_host(found, columns):
     """Return the host's calls in a database as a trace has them, in order of time, in us.
 
@@ -254,10 +256,5 @@ def calls_of_host(found, columns):
         return []
     (number,) = columns_of(found.connection, table, LAUNCH_COLUMNS)
     query = f"SELECT {name}, start, end, {process}, {thread}, {number} FROM {table}"
-    calls = []
-    for words, start, end, pid, tid, launch in found.connection.execute(query):
-        if not is_time(start) or not is_time(end):
-            raise ValueError(f"{clean(words)} lasts from {start} to {end} ns")
-        event = {"name": re.sub(r"_v\d+$", "", clean(words)), "ts": start / 1e3, "dur": (end - start) / 1e3}
-        calls.append(event | {"pid": pid, "tid": tid, "args": {"correlation": launch}})
+    calls = [host_call(*call) for call in found.connection.execute(query)]
     return sorted(calls, key=lambda event: event["ts"])

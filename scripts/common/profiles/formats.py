@@ -11,8 +11,26 @@ from typing import NamedTuple
 from common.command_line import Failure
 from common.files import errors_of
 from common.profiles.containers import DATABASE, JSON, PERFETTO, TABLE, opened, without_collection
-from common.profiles.csv_files import A_ROW_PER_LAUNCH, has_copies, has_launches, has_sums, read_launches, read_sums
-from common.profiles.databases import is_nsys, is_rocpd, is_rpd, read_nsys, read_rocpd, read_rpd
+from common.profiles.csv_files import (
+    A_ROW_PER_LAUNCH,
+    CALLS_ALONE,
+    has_copies,
+    has_launches,
+    has_sums,
+    is_of_host,
+    read_launches,
+    read_sums,
+)
+from common.profiles.databases import (
+    is_nsys,
+    is_old_rocprof,
+    is_rocpd,
+    is_rpd,
+    read_nsys,
+    read_old_rocprof,
+    read_rocpd,
+    read_rpd,
+)
 from common.profiles.perfetto import read_perfetto
 from common.profiles.rocprof_json import is_rocprof_json, read_rocprof_json
 from common.profiles.trace_events import is_trace
@@ -70,6 +88,14 @@ FORMATS = (
     ),
     Format("`rocprofv3` from ROCm 7 on", ("*.db",), DATABASE, is_rocpd, read_rocpd, "rocm-7.0/results.sql"),
     Format("rocmProfileData", ("*.rpd",), DATABASE, is_rpd, read_rpd, "rpd/trace.sql"),
+    Format(
+        "the old `rocprof --hip-trace`",
+        ("results.db",),
+        DATABASE,
+        is_old_rocprof,
+        read_old_rocprof,
+        "rocprof/results.sql",
+    ),
     Format("`nsys export --type sqlite`", ("*.sqlite",), DATABASE, is_nsys, read_nsys, "nsys/report.sql"),
     Format(
         "`rocprof-sys-run --trace`",
@@ -106,7 +132,7 @@ FORMATS = (
     ),
 )
 UNKNOWN = {  # what a file is that looks like none of its container's formats
-    DATABASE: "is a database without kernel times, neither rocpd, rpd nor an export of Nsight Systems",
+    DATABASE: "is a database without kernel times, neither rocpd, rpd, rocprof's nor an export of Nsight Systems",
     JSON: "is JSON, but not a profiler's trace (it has no traceEvents): give what torch.profiler's "
     "export_chrome_trace writes",
     TABLE: f"has no kernel times: {A_ROW_PER_LAUNCH} (kernel_counters.py reads counters)",
@@ -122,10 +148,10 @@ def read_file(path, gpu=None, formats=FORMATS):
         for one in formats:
             if one.container == container and one.looks_like(content):
                 return one.read(path, content, gpu)
-        if container == DATABASE and "OPS" in content.names:
-            raise Failure(2, "is rocprof's old database: give its results.csv")
         if container == TABLE and has_copies(content):
             raise Failure(2, "has only copies: give the kernel_trace file beside it")
+        if container == TABLE and is_of_host(content):
+            raise Failure(2, CALLS_ALONE)
         raise Failure(2, UNKNOWN[container])
 
 

@@ -3,8 +3,20 @@
 import itertools
 import re
 from collections import Counter
+from typing import NamedTuple
 
-from common.profiles.model import Launch
+from common.command_line import Failure
+from common.profiles.groups import clean
+from common.profiles.model import (
+    Launch,
+    checked_kernel,
+    copy_name,
+    finished,
+    is_time,
+    label_of_copy,
+    labels_of,
+    with_times,
+)
 
 LAUNCHES = re.compile(r"(cuda|hip|cu)(Ext|Module)*(Cooperative)?Launch(Cooperative)?Kernel|urEnqueueKernelLaunch")
 GRAPH_LAUNCHES = ("cudaGraphLaunch", "hipGraphLaunch", "cuGraphLaunch")
@@ -125,3 +137,77 @@ def lost_in_replays(runtime, launches):
     count = sum(one in shorter for one in unknown)
     words = "have fewer kernels than others that begin alike: if it's one graph, some were lost"
     return warnings, (f"{count:,} of {len(unknown):,} graph launches {words}.",)
+
+
+# ---------------------------------------------------------------- of files without operators
+
+
+class Row(NamedTuple):
+    """A kernel or a copy. source and destination are the GPUs of a copy, where they are known."""
+
+    kind: str
+    name: str
+    start: int  # in ns
+    end: int
+    process: int | str | None = None
+    gpu: int | str | None = None
+    stream: object = None
+    launch: int | str | None = None  # the number that it shares with its launch
+    source: int | str | None = None
+    destination: int | str | None = None
+
+
+def host_call(name, start, end, process=None, thread=None, number=None):
+    """Return a call of the host as a trace has it, in us. number: what a kernel or copy shares with its launch."""
+    if not is_time(start) or not is_time(end):
+        raise ValueError(f"{clean(name)} lasts from {start} to {end} ns")
+    event = {"name": re.sub(r"_v\d+$", "", clean(name)), "ts": start / 1e3, "dur": (end - start) / 1e3}
+    return event | {"pid": process, "tid": thread, "args": {"correlation": number}}
+
+
+def profiles_of(path, rows, host, gpu, warnings=(), notes=()):
+    """Return the profiles of rows. host: the host's calls, each from host_call, in order of time."""
+    if all(row.kind == "copy" for row in rows):
+        check_kernels_are_there(host)
+    launches = launch_table(host, {row.launch for row in rows} - {None})
+    lost = lost_of(rows, host, launches)
+    timed, empty = with_times(rows, [(row.start, row.end) for row in rows], "rows")
+    labels = labels_of((row.process, row.gpu) for row, _, _ in timed if row.kind == "kernel")
+    calls = []
+    for row, start, end in timed:
+        name = row.name
+        if row.kind == "copy":
+            label = label_of_copy(labels, row.process, row.gpu, row.source, row.destination)
+            name = copy_name(name, row.source, row.destination)
+        else:
+            label = labels[row.process, row.gpu] if row.gpu is not None or row.process is not None else None
+        candidates = launches.get(row.launch, {})
+        launch = candidates.get(row.process) if row.process is not None else next(iter(candidates.values()), None)
+        calls.append(checked_kernel(name, start, end - start, row.kind, label, stream=row.stream, launch=launch))
+    return finished(path, calls, gpu, [*warnings, *lost, *empty], host, [*notes, *captured_launches(host)])
+
+
+def lost_of(rows, host, launches):
+    """Return warnings about launches without kernels, where the kernels name them. launches: of launch_table.
+
+    Where HSA's calls are recorded too, kernels may name those: then nothing is known.
+    """
+    kernels = [row for row in rows if row.kind == "kernel"]
+    if sum(row.launch in launches for row in kernels) <= len(kernels) / 2:
+        return []
+    launching = {row.process for row in kernels}
+    calls = [call for call in host if call["pid"] in launching or launching == {None}]
+    return list(lost_kernels(calls, {row.launch for row in rows}))
+
+
+def check_kernels_are_there(host, told=()):
+    """Raise Failure if the host launched kernels; called where a database holds none.
+
+    told: what the profiler says of itself.
+    """
+    launches = sum(bool(LAUNCHES.match(call["name"])) for call in host)
+    if launches:
+        way = ": the profiler lost them; if its version is older than the driver, try a newer one"
+        if told:
+            way = f"; {told[0]}"
+        raise Failure(2, f"holds {launches:,} launches and none of their kernels{way}")

@@ -8,11 +8,12 @@ import re
 
 from common.command_line import Failure
 from common.files import DAMAGE
-from common.profiles.model import checked_kernel, finished
+from common.profiles.model import WITH_LAUNCHES, checked_kernel, finished
 
 KERNEL_CATEGORIES = {"rocm_kernel_dispatch", "kernel_dispatch", "device_hip", "hip_activity", "roctracer_hip_activity"}
 KERNEL_CATEGORIES |= {"rocm_hip_stream"}  # of rocprof-sys from ROCm 7.1 on, which has copies and NO_WORK in it too
 COPY_CATEGORIES = {"rocm_memory_copy", "memory_copy"}
+HOST_CATEGORY = re.compile(r"(\w+_)?h(ip|sa)(_\w+)?_api(_\w+)?")
 COPY = re.compile("MEMORY_COPY_")
 NO_WORK = re.compile("SCRATCH_MEMORY_")
 SLICE_BEGIN, SLICE_END = 1, 2
@@ -74,6 +75,7 @@ class Sequence:
         self.now = 0
         self.track = 0
         self.open = {}
+        self.host_calls = 0
 
     def call(self, packet):
         """Read a packet; return (name, start, end, kind) where it ends a kernel or a copy, else None."""
@@ -99,6 +101,8 @@ class Sequence:
             name = event.text(23) if 23 in event else self.names.get(event.last(10), "?")
             works = bool(categories & (KERNEL_CATEGORIES | COPY_CATEGORIES)) and not NO_WORK.match(name)
             kind = "copy" if categories & COPY_CATEGORIES or COPY.match(name) else "kernel"
+            if any(HOST_CATEGORY.fullmatch(category or "") for category in categories):
+                self.host_calls += 1
             stack.append((name, now, kind if works else None))
         elif event.last(9) == SLICE_END and stack:
             name, start, kind = stack.pop()
@@ -107,12 +111,12 @@ class Sequence:
 
 
 def calls_in(data):
-    """Return (name, start_ns, end_ns, kind) of every kernel and copy in a trace."""
+    """Return (name, start_ns, end_ns, kind) of every kernel and copy in a trace, and the number of the host's calls."""
     sequences = {}
     found = []
     for packet in Message(data).parts(1):
         found.append(sequences.setdefault(packet.last(10), Sequence()).call(packet))
-    return list(filter(None, found))
+    return list(filter(None, found)), sum(sequence.host_calls for sequence in sequences.values())
 
 
 def read_perfetto(path, content, gpu):
@@ -122,7 +126,8 @@ def read_perfetto(path, content, gpu):
     it.
     """
     try:
-        found = [checked_kernel(name, start, end - start, kind) for name, start, end, kind in calls_in(content)]
+        calls, host_calls = calls_in(content)
+        found = [checked_kernel(name, start, end - start, kind) for name, start, end, kind in calls]
     except DAMAGE as error:  # a number where a message belongs, for one
         export = "turn an .nsys-rep file into a database with nsys export --type sqlite"
         raise Failure(2, f"isn't a Perfetto trace, or is damaged ({error}): {export}") from None
@@ -130,4 +135,5 @@ def read_perfetto(path, content, gpu):
         category.encode() in content for category in KERNEL_CATEGORIES
     ):
         raise Failure(0, "has its kernels in a form that this tool can't read: open it in https://ui.perfetto.dev")
-    return finished(path, found, gpu)
+    notes = [f"Its {host_calls:,} calls of HIP and HSA aren't read: {WITH_LAUNCHES}."] if host_calls else []
+    return finished(path, found, gpu, notes=notes)

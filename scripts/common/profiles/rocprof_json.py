@@ -1,14 +1,7 @@
 """Read what rocprofv3 --output-format json writes. Standard library only."""
 
-from common.profiles.model import (
-    WITH_LAUNCHES,
-    checked_kernel,
-    copy_name,
-    finished,
-    label_of_copy,
-    labels_of,
-    with_times,
-)
+from common.profiles.launches import Row, host_call, profiles_of
+from common.profiles.model import WITH_LAUNCHES
 
 
 def is_rocprof_json(content):
@@ -20,9 +13,9 @@ DIRECTIONS = {1: "HOST_TO_HOST", 2: "HOST_TO_DEVICE", 3: "DEVICE_TO_HOST", 4: "D
 
 def read_rocprof_json(path, content, gpu):
     """Return the profiles in a JSON file of rocprofv3, which has one part per process."""
-    kernels = []
-    copies = []
-    host_calls = 0
+    rows = []
+    host = []
+    notes = []
     for i, part in enumerate(content["rocprofiler-sdk-tool"]):
         names = {one["kernel_id"]: one["formatted_kernel_name"] for one in part["kernel_symbols"]}
         process = part.get("metadata", {}).get("pid", i)
@@ -30,22 +23,30 @@ def read_rocprof_json(path, content, gpu):
         for one in records["kernel_dispatch"]:
             what = one["dispatch_info"]
             stream = (handle(what, "queue_id"), handle(one, "stream_id"))
-            kernels.append((one, names[what["kernel_id"]], (process, handle(what, "agent_id")), stream))
+            more = {"process": process, "gpu": handle(what, "agent_id"), "stream": stream, "launch": number_of(one)}
+            rows.append(Row("kernel", names[what["kernel_id"]], one["start_timestamp"], one["end_timestamp"], **more))
         for one in records.get("memory_copy", []):
-            ends = (handle(one, "src_agent_id"), handle(one, "dst_agent_id"))
+            ends = {"source": handle(one, "src_agent_id"), "destination": handle(one, "dst_agent_id")}
             direction = DIRECTIONS.get(one.get("operation"))
             name = f"MEMORY_COPY_{direction}" if direction else "MEMORY_COPY"
-            copies.append((one, copy_name(name, *ends), (process, *ends), None))
-        host_calls += len(records.get("hip_api", []))
-    rows = [*kernels, *copies]
-    timed, warnings = with_times(rows, [(one["start_timestamp"], one["end_timestamp"]) for one, *_ in rows], "records")
-    labels = labels_of(place for _, _, place, _ in kernels)
-    calls = []
-    for (_, name, place, stream), start, end in timed:
-        kind = "kernel" if len(place) == 2 else "copy"
-        calls.append(checked_kernel(name, start, end - start, kind, label_of_copy(labels, *place), stream=stream))
-    notes = [f"Its {host_calls:,} calls of HIP aren't read: {WITH_LAUNCHES}."] if host_calls else []
-    return finished(path, calls, gpu, warnings, notes=notes)
+            more = {"process": process, "launch": number_of(one)} | ends
+            rows.append(Row("copy", name, one["start_timestamp"], one["end_timestamp"], **more))
+        calls = [*records.get("hip_api", []), *records.get("hsa_api", [])]
+        kinds = part.get("strings", {}).get("buffer_records")
+        if calls and not kinds:
+            notes.append(f"Its {len(calls):,} calls of the CPU have no names, so they aren't read: {WITH_LAUNCHES}.")
+            continue
+        for one in calls:
+            name = kinds[one["kind"]]["operations"][one["operation"]]
+            span = (one["start_timestamp"], one["end_timestamp"])
+            host.append(host_call(name, *span, process, one.get("thread_id"), number_of(one)))
+    host.sort(key=lambda event: event["ts"])
+    return profiles_of(path, rows, host, gpu, notes=notes)
+
+
+def number_of(record):
+    """Return the number that a launch shares with its kernel, or None."""
+    return record.get("correlation_id", {}).get("internal")
 
 
 def handle(record, name):

@@ -78,7 +78,7 @@ def read_trace(path, content, gpu=None):
     if isinstance(content, list):
         content = {"traceEvents": content}
     if any("BeginNs" in (event.get("args") or {}) for event in itertools.islice(content["traceEvents"], 100)):
-        raise Failure(2, "is rocprof's old trace: give its results.csv")
+        raise Failure(2, "is rocprof's old trace: give its results.db")
     content["traceEvents"], unended = paired(content["traceEvents"])
     spans, empty = without_zeros(timed_events(content["traceEvents"]))
     if not spans and content["traceEvents"] and "schemaVersion" not in content:

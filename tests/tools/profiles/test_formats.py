@@ -24,6 +24,7 @@ TOTAL_NS = {
     "rocm-7.0/kernel_trace.csv": 30000,
     "rocm-7.0/results.sql": 30000,
     "rpd/trace.sql": 30000,
+    "rocprof/results.sql": 32000,
     "nsys/report.sql": 32000,
     "rocprof-sys/kernels.proto": 13000,
     "rocm-7.0/results.json": 30000,

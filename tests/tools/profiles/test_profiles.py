@@ -549,7 +549,7 @@ def broken_files(folder):
         "list.json": (b"[1]", "not a profiler's trace"),
         "rocprof.json": (
             b'{"traceEvents": [{}, {"ph": "X", "name": "k", "ts": "1", "dur": "2", "args": {"BeginNs": "1000"}}]}',
-            "rocprof's old trace: give its results.csv",
+            "rocprof's old trace: give its results.db",
         ),
         "rpd.json": (
             b'[ {}\n,{"ph": "X", "name": "k", "ts": "1", "dur": "2", "args": {"desc": "KernelExecution"}}]',
@@ -566,7 +566,7 @@ def broken_files(folder):
     for table, words in (
         ("CUPTI_ACTIVITY_KIND_GRAPH_TRACE", "--cuda-graph-trace=node"),
         ("TARGET_INFO_GPU", "an export of Nsight Systems without kernels: record it with nsys profile --trace=cuda"),
-        ("OPS", "rocprof's old database: give its results.csv"),
+        ("OPS", "lists no kernel: the profiler saw no work on a GPU"),
         ("samples", "neither rocpd, rpd nor"),
     ):
         connection = sqlite3.connect(folder / f"{table}.sqlite")

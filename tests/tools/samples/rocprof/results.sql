@@ -1,0 +1,24 @@
+-- The tables that a reader needs of a database of the old rocprof --hip-trace; times in nanoseconds.
+CREATE TABLE HIP ("BeginNs" INTEGER, "EndNs" INTEGER, "pid" INTEGER, "tid" INTEGER, "Name" TEXT, "args" TEXT, "Index" INTEGER, "Data" TEXT, "__section" INTEGER, "__lane" INTEGER);
+CREATE TABLE COPY ("BeginNs" INTEGER, "EndNs" INTEGER, "dev-id" INTEGER, "queue-id" INTEGER, "Name" TEXT, "pid" INTEGER, "tid" INTEGER, "Index" INTEGER);
+CREATE TABLE OPS ("BeginNs" INTEGER, "EndNs" INTEGER, "dev-id" INTEGER, "queue-id" INTEGER, "Name" TEXT, "pid" INTEGER, "tid" INTEGER, "roctx-range" TEXT, "stream-id" INTEGER, "Index" INTEGER, "Data" TEXT, "__section" INTEGER, "__lane" INTEGER);
+CREATE TABLE KERN ("Index" INTEGER, "KernelName" TEXT, "gpu-id" INTEGER, "queue-id" INTEGER, "pid" INTEGER, "tid" INTEGER, "BeginNs" INTEGER, "EndNs" INTEGER);
+INSERT INTO OPS VALUES (1550151853000000, 1550151853001000, 0, 1, 'void at::native::vectorized_elementwise_kernel<4, at::native::FillFunctor<float>, std::array<char*, 1ul> >(int, at::native::FillFunctor<float>, std::array<char*, 1ul>)', 4321, 4321, '', 0, 1, '', 6, 0);
+INSERT INTO HIP VALUES (1550151852999000, 1550151852999300, 4321, 4321, 'hipLaunchKernel', '', 1, '', 2, 4321);
+INSERT INTO OPS VALUES (1550151853002000, 1550151853007000, 0, 1, 'Cijk_Alik_Bljk_BBS_BH_Bias_HAS_SAV_UserArgs_MT256x256x64_MI16x16x1_SN_LDSB1', 4321, 4321, '', 0, 2, '', 6, 0);
+INSERT INTO HIP VALUES (1550151853000000, 1550151853000300, 4321, 4321, 'hipLaunchKernel', '', 2, '', 2, 4321);
+INSERT INTO OPS VALUES (1550151853009000, 1550151853013000, 0, 1, 'attention_forward_kernel', 4321, 4321, '', 0, 3, '', 6, 0);
+INSERT INTO HIP VALUES (1550151853006000, 1550151853006300, 4321, 4321, 'hipLaunchKernel', '', 3, '', 2, 4321);
+INSERT INTO OPS VALUES (1550151853014000, 1550151853021000, 0, 1, 'Cijk_Alik_Bljk_BBS_BH_Bias_HAS_SAV_UserArgs_MT256x256x64_MI16x16x1_SN_LDSB1', 4321, 4321, '', 0, 4, '', 6, 0);
+INSERT INTO HIP VALUES (1550151853010000, 1550151853010300, 4321, 4321, 'hipLaunchKernel', '', 4, '', 2, 4321);
+INSERT INTO OPS VALUES (1550151853022000, 1550151853024500, 0, 1, 'rmsnorm_backward_kernel', 4321, 4321, '', 0, 5, '', 6, 0);
+INSERT INTO HIP VALUES (1550151853017000, 1550151853017300, 4321, 4321, 'hipLaunchKernel', '', 5, '', 2, 4321);
+INSERT INTO OPS VALUES (1550151853026000, 1550151853032000, 0, 1, 'Cijk_Alik_Bljk_BBS_BH_Bias_HAS_SAV_UserArgs_MT256x256x64_MI16x16x1_SN_LDSB1', 4321, 4321, '', 0, 6, '', 6, 0);
+INSERT INTO HIP VALUES (1550151853020000, 1550151853020300, 4321, 4321, 'hipLaunchKernel', '', 6, '', 2, 4321);
+INSERT INTO OPS VALUES (1550151853034000, 1550151853035500, 0, 1, 'void at::native::vectorized_elementwise_kernel<4, at::native::FillFunctor<float>, std::array<char*, 1ul> >(int, at::native::FillFunctor<float>, std::array<char*, 1ul>)', 4321, 4321, '', 0, 7, '', 6, 0);
+INSERT INTO HIP VALUES (1550151853027000, 1550151853027300, 4321, 4321, 'hipLaunchKernel', '', 7, '', 2, 4321);
+INSERT INTO OPS VALUES (1550151853040000, 1550151853043000, 0, 1, 'adamw_kernel', 4321, 4321, '', 0, 8, '', 6, 0);
+INSERT INTO HIP VALUES (1550151853032000, 1550151853032300, 4321, 4321, 'hipLaunchKernel', '', 8, '', 2, 4321);
+INSERT INTO OPS VALUES (1550151853045000, 1550151853046000, 0, 1, '"<barrier packet>"', 4321, 4321, '', 0, 9, '', 518, 0);
+INSERT INTO HIP VALUES (1550151852996000, 1550151852999500, 4321, 4321, 'hipMemcpyAsync', '', 10, '', 2, 4321);
+INSERT INTO COPY VALUES (1550151852997000, 1550151852999000, 0, 0, 'CopyHostToDevice', 4321, 4321, 10);
