@@ -11,7 +11,7 @@ from common.profiles.containers import TABLE, opened
 from common.profiles.databases import beside_old_table
 from common.profiles.groups import clean
 from common.profiles.launches import LOST, Row, host_call, profiles_of
-from common.profiles.model import checked_kernel, finished
+from common.profiles.model import ONE_BY_ONE, checked_kernel, finished
 
 HOST_CALLS = re.compile(  # rows of ROCm's tables of API functions, and of its table of domains
     r"(__)?hip[A-Z]\w*|hsa_\w+|(nccl|roctx|rocdec|rocJpeg)(?!\w*Kernel)[A-Z]\w*|[A-Z]+_API|KERNEL_DISPATCH|"
@@ -23,7 +23,6 @@ NO_COUNTERS = re.compile(r"DispatchNs|start|end|CompleteNs|DurationNs|Kernel_ID(
 A_ROW_PER_LAUNCH = "give a kernel_trace file, or nsys stats --report cuda_gpu_trace --format csv"
 CALLS_ALONE = "has the calls of the CPU, not kernels: give the table of kernels beside it, or record kernels, too"
 BARRIER = "<barrier packet>"  # in the old rocprof's tables: a queue waits at it, and no kernel runs
-ONE_BY_ONE = "Counters were read in this run, so its kernels ran one by one, and the gaps between them mean nothing."
 
 
 def has_launches(table):
@@ -49,15 +48,23 @@ def read_launches(path, content, gpu):
     if is_of_host(content):
         raise Failure(2, CALLS_ALONE)
     number = number_column(content.header)
-    found = [row for row in content.rows if row["name"] != BARRIER and not MARKER.match(row.get("Operation", ""))]
-    rows = [row_of(row, content.ns_per_unit, number) for row in found]
+    rows = []
+    dispatches = {}  # process: numbers
+    for row in content.rows:
+        if row["name"] == BARRIER or MARKER.match(row.get("Operation", "")):
+            continue
+        rows.append(row_of(row, content.ns_per_unit, number))
+        if "dispatch" in row:
+            dispatches.setdefault(row.get("process"), set()).add(finite_number(row["dispatch"], int))
     warnings = []
     if any(map(COUNTERS.match, content.header)) or old_counters(content.header):
         warnings.append(ONE_BY_ONE)
-    warnings += missing_dispatches(found)
+    warnings += missing_dispatches(dispatches)
+    counted, maybe = counters_beside(path, rows)
     copies, more, notes = copies_beside(path, content)
     host, told = calls_beside(path, number)
-    return profiles_of(path, [*rows, *copies], host, gpu, [*warnings, *more], [*content.notes, *notes, *told])
+    warnings += [*counted, *more]
+    return profiles_of(path, [*rows, *copies], host, gpu, warnings, [*content.notes, *notes, *told, *maybe])
 
 
 def row_of(row, ns_per_unit, number):
@@ -97,6 +104,7 @@ class Run(NamedTuple):
     kernels: re.Pattern
     copies: str | None  # None: they are in the table of kernels
     calls: tuple[str, ...]
+    counters: str | None = None  # None: they are columns of the table of kernels
 
 
 RUNS = (
@@ -104,6 +112,7 @@ RUNS = (
         re.compile(r"(.*)kernel_trace\.csv"),
         "{}memory_copy_trace.csv",
         ("{}hip_api_trace.csv", "{}hsa_api_trace.csv"),
+        "{}counter_collection.csv",
     ),
     Run(  # rocprofv2 --kernel-trace
         re.compile(r"results_(.*)\.csv"),
@@ -133,6 +142,24 @@ def table_beside(path):
     """Yield the Table in a file beside a table of kernels, or None for another file."""
     with errors_of(path), opened(path) as (container, content):
         yield content if container == TABLE else None
+
+
+def counters_beside(path, kernels):
+    """Return warnings and notes on a file of counters beside a table of kernels, which may be of another run."""
+    run, name = run_of(path)
+    beside = run and run.counters and path.with_name(run.counters.format(name))
+    if not beside or not beside.is_file():
+        return [], []
+    with table_beside(beside) as content:
+        first = next(content.rows, None) if content else None
+        if first is None:
+            return [], []
+        if "start" not in first:  # up to ROCm 6.3
+            return [], [
+                f"If {beside.name} is of the same run, its kernels ran one by one, and their gaps mean nothing."
+            ]
+        start = time_of(first, "start", content.ns_per_unit)
+    return [ONE_BY_ONE] * any(start == kernel.start for kernel in kernels), []
 
 
 def copies_beside(path, kernels):
@@ -257,12 +284,11 @@ def old_counters(header):
     return [name for name in columns if not NO_COUNTERS.fullmatch(name)]
 
 
-def missing_dispatches(rows):
-    """Return warnings about dispatches whose numbers lie between those of a process, but are not in the table."""
-    numbers = {}
-    for row in rows:
-        if "dispatch" in row:
-            numbers.setdefault(row.get("process"), set()).add(finite_number(row["dispatch"], int))
+def missing_dispatches(numbers):
+    """Return warnings about dispatches that are not in the table, though their numbers lie between others.
+
+    numbers: {process: those of its dispatches}.
+    """
     whole = sum(max(some) - min(some) + 1 for some in numbers.values())
     missing = whole - sum(map(len, numbers.values()))
     if missing > LOST * whole:

@@ -10,6 +10,7 @@ from common.files import errors_of
 from common.profiles.containers import DATABASE, columns_of, opened
 from common.profiles.groups import clean
 from common.profiles.launches import Row, check_kernels_are_there, host_call, profiles_of
+from common.profiles.model import ONE_BY_ONE
 
 GPU_COLUMNS = {"agent_abs_index", "agent_absolute_index", "deviceId"}  # of rocpd's kernels, old and new, and of nsys
 PROCESS_COLUMNS = {"pid", "globalPid"}
@@ -39,6 +40,8 @@ def read_rocpd(path, content, gpu):
         if lost > 0:
             text = f"The view of kernels leaves out {lost:,} of {whole:,} dispatches, so sums are too small."
             warnings.append(text)
+    if rows_in(content, "counters_collection"):
+        warnings.append(ONE_BY_ONE)
     return profiles_of(path, rows, calls_of_host(content, ROCPD_HOST), gpu, warnings)
 
 
@@ -114,13 +117,6 @@ def read_old_rocprof(path, content, gpu):
         content.connection.execute(f"CREATE TEMP VIEW {view} AS {query}")
     found = content._replace(names=set(views))
     return profiles_of(path, rows_of(found, ROCPD), calls_of_host(found, ROCPD_HOST), gpu)
-
-
-def rows_in(found, table):
-    """Return the number of rows in a table, 0 if there is none."""
-    if table not in found.names:
-        return 0
-    return found.connection.execute(f"SELECT count(*) FROM {table}").fetchone()[0]
 
 
 def beside_old_table(path):
@@ -232,6 +228,13 @@ def unread_tables(found):
 
 
 # ---------------------------------------------------------------- of all of them
+
+
+def rows_in(found, table):
+    """Return the number of rows in a table, 0 if there is none."""
+    if table not in found.names:
+        return 0
+    return found.connection.execute(f"SELECT count(*) FROM {table}").fetchone()[0]
 
 
 def rows_of(found, tables):

@@ -132,7 +132,7 @@ FORMATS = (
     ),
 )
 UNKNOWN = {  # what a file is that looks like none of its container's formats
-    DATABASE: "is a database without kernel times, neither rocpd, rpd, rocprof's nor an export of Nsight Systems",
+    DATABASE: "is a database without kernel times, neither rocpd, rpd nor rocprof's nor an export of Nsight Systems",
     JSON: "is JSON, but not a profiler's trace (it has no traceEvents): give what torch.profiler's "
     "export_chrome_trace writes",
     TABLE: f"has no kernel times: {A_ROW_PER_LAUNCH} (kernel_counters.py reads counters)",

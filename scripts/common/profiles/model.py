@@ -199,6 +199,7 @@ def labels_of(places):
     return {place: f"process-{place[0]}-{place[1]}" for place in places}
 
 
+ONE_BY_ONE = "Counters were read in this run, so its kernels ran one by one, and the gaps between them mean nothing."
 WITH_LAUNCHES = "a rocpd database (rocprofv3 --output-format rocpd) tells why the GPU idled"
 
 

@@ -1,7 +1,7 @@
 """Read what rocprofv3 --output-format json writes. Standard library only."""
 
 from common.profiles.launches import Row, host_call, profiles_of
-from common.profiles.model import WITH_LAUNCHES
+from common.profiles.model import ONE_BY_ONE, WITH_LAUNCHES
 
 
 def is_rocprof_json(content):
@@ -16,6 +16,7 @@ def read_rocprof_json(path, content, gpu):
     rows = []
     host = []
     notes = []
+    warnings = []
     for i, part in enumerate(content["rocprofiler-sdk-tool"]):
         names = {one["kernel_id"]: one["formatted_kernel_name"] for one in part["kernel_symbols"]}
         process = part.get("metadata", {}).get("pid", i)
@@ -31,6 +32,8 @@ def read_rocprof_json(path, content, gpu):
             name = f"MEMORY_COPY_{direction}" if direction else "MEMORY_COPY"
             more = {"process": process, "launch": number_of(one)} | ends
             rows.append(Row("copy", name, one["start_timestamp"], one["end_timestamp"], **more))
+        if part.get("callback_records", {}).get("counter_collection"):
+            warnings = [ONE_BY_ONE]
         calls = [*records.get("hip_api", []), *records.get("hsa_api", [])]
         kinds = part.get("strings", {}).get("buffer_records")
         if calls and not kinds:
@@ -41,7 +44,7 @@ def read_rocprof_json(path, content, gpu):
             span = (one["start_timestamp"], one["end_timestamp"])
             host.append(host_call(name, *span, process, one.get("thread_id"), number_of(one)))
     host.sort(key=lambda event: event["ts"])
-    return profiles_of(path, rows, host, gpu, notes=notes)
+    return profiles_of(path, rows, host, gpu, warnings, notes)
 
 
 def number_of(record):

@@ -9,7 +9,7 @@ import json
 import sqlite3
 
 import pytest
-from test_foreign_profiles import WHY, idle_of, pair
+from test_foreign_profiles import WHY, database_of, idle_of, pair
 from test_nothing_silent import some_lost
 from test_profiles import begin, end, message
 
@@ -258,3 +258,49 @@ def test_the_calls_in_a_perfetto_trace_are_named(tmp_path):
     profile = read_profile(tmp_path / "trace.pftrace")
     (note,) = profile.notes
     assert len(profile.calls) == 1 and note.startswith("Its 1 calls of HIP and HSA aren't read: a rocpd database")
+
+
+def counted(kind, path, of_this_run=True):
+    """Add counters to a run of rocprofv3, whose kernels ran one by one then."""
+    if kind == "rocprofv3":
+        start = int(1e3 * (CLOCK_US + 10)) + (not of_this_run)
+        columns = "Agent_Id,Kernel_Name,Counter_Name,Counter_Value,Start_Timestamp,End_Timestamp"
+        row = ["Agent 4", "gemm", "SQ_WAVES", 1.0, start, start + 9]
+        table(path.with_name("7_counter_collection.csv"), columns, [row])
+    elif kind == "rocprofv3_json":
+        content = json.loads(path.read_text())
+        content["rocprofiler-sdk-tool"][0]["callback_records"] = {"counter_collection": [{}] * of_this_run}
+        path.write_text(json.dumps(content))
+    else:
+        with contextlib.closing(sqlite3.connect(path)) as connection:
+            connection.execute("CREATE TABLE counters_collection (dispatch_id, value)")
+            connection.executemany("INSERT INTO counters_collection VALUES (?, 1)", [(1,)] * of_this_run)
+            connection.commit()
+
+
+@pytest.mark.parametrize("kind", ["rocprofv3", "rocprofv3_json", "rocpd"])
+def test_kernels_whose_counters_were_read_ran_one_by_one(kind, tmp_path, capsys):
+    """In a run of rocprofv3 --kernel-trace --pmc: only tables with the counters as columns were known to be such."""
+    events = pair(390)
+    path = database_of(events, kind, tmp_path / "x.db") if kind == "rocpd" else BY_NAME[kind](events, tmp_path)
+    counted(kind, path)
+    found = idle_of(path, capsys)
+    assert found["launch_bound"] is None and found["warnings"][0].startswith("Counters were read in this run")
+
+
+@pytest.mark.parametrize("kind", ["rocprofv3", "rocprofv3_json", "rocpd"])
+def test_counters_of_another_run_forbid_no_verdict(kind, tmp_path, capsys):
+    events = pair(390)
+    path = database_of(events, kind, tmp_path / "x.db") if kind == "rocpd" else BY_NAME[kind](events, tmp_path)
+    counted(kind, path, of_this_run=False)
+    assert idle_of(path, capsys)["launch_bound"] is True
+
+
+def test_counters_without_times_may_be_of_the_same_run(tmp_path, capsys):
+    path = rocprofv3(pair(390), tmp_path)
+    path.with_name("7_counter_collection.csv").write_text(
+        "Kernel_Name,Counter_Name,Counter_Value,X\ngemm,SQ_WAVES,1,1\n"
+    )
+    found = idle_of(path, capsys)
+    assert found["launch_bound"] is True
+    assert found["remarks"][-1].startswith("If 7_counter_collection.csv is of the same run, its kernels ran one by one")
