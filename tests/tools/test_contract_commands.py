@@ -57,6 +57,18 @@ def test_the_programs_lie_where_the_commands_run(number):
     assert named and all((SCRIPTS[int(version)].parent / name).is_file() for name in named)
 
 
+@pytest.mark.skipif(not (SCRIPTS[1].parents[1] / ".git").exists(), reason="no checkout")
+def test_git_ignores_what_the_commands_leave():
+    """bottlenecks_v1.md and fusion_comparison_report.md stood in git status."""
+    left = []
+    for version, _, command in COMMANDS.values():
+        named = re.findall(r"--(?:output|output-report|output-dir|profile-dir) (\S+)", command)
+        left += [SCRIPTS[int(version)].parent / re.sub(r"\$\{?\w+\}?", "128", name) for name in named]
+    names = [str(name if name.suffix else name / "a file") for name in left]
+    done = subprocess.run(["git", "check-ignore", *names], cwd=SCRIPTS[1].parent, capture_output=True, text=True)
+    assert len(names) == 9 and set(done.stdout.splitlines()) == set(names)
+
+
 @pytest.fixture
 def folders(tmp_path, one_process):
     """Return empty folders of a workshop in which the commands run; the programs are the repository's."""
