@@ -12,6 +12,7 @@ SMALL = 3e-5  # relative error: a rounding to float16 makes ten times as much
 ALIKE = 1e-2  # relative error of two results that are the same one: bfloat16 rounds by 4e-3 at most
 ROOM = 10  # times the bound of a right result: a wrong one may round more, in larger numbers
 SHOWN = 6  # labels of a result
+DIVISORS = range(2, 17)  # in place of the number of ranks; a larger one would be found in any factor
 FACTORS = {2: "2", 0.5: "1/2", -1: "-1", math.log2(math.e): "log2(e)", math.log(2): "ln(2)"}
 
 
@@ -77,10 +78,15 @@ class Judge:
         self.ranks = len(inputs[split[0]]) if split else 0  # on which the answer runs, see ranks.py
 
     def describe_ranks(self, factor):
-        """Return what may be the cause if a factor is that of one mean or sum over the ranks too many."""
-        for value, said in ((1 / self.ranks, "divided"), (self.ranks, "summed")) if self.ranks else ():
+        """Return what may be the cause of a factor: a mean or sum over the ranks too many, or another divisor."""
+        if not self.ranks:
+            return ""
+        for value, said in ((1 / self.ranks, "divided"), (self.ranks, "summed")):
             if math.isclose(factor, value, rel_tol=1e-3):
                 return f", and there are {self.ranks} ranks: is it {said} once too often?"
+        divisor = round(self.ranks / factor)  # of a sum of which the mean was wanted
+        if divisor in DIVISORS and divisor % self.ranks and math.isclose(factor, self.ranks / divisor, rel_tol=1e-3):
+            return f", and there are {self.ranks} ranks: is it divided by {divisor}?"
         return ""
 
     def place(self, name, index):
@@ -152,7 +158,9 @@ class Judge:
             return
         name, *others = wrong
         if name in self.task.labels:
-            raise Wrong("value", name, self.describe_labels(name, got[name], exact[name]))
+            said = self.describe_labels(name, got[name], exact[name])
+            cause = self.task.explain(name, got[name], self.inputs)
+            raise Wrong("value", name, f"{said}; {cause}" if cause else said)
         distance = (got[name] - exact[name]).abs()
         worst = tuple(int(i) for i in torch.unravel_index(distance.argmax(), distance.shape))
         cause = self.find_suspect(got, exact, bounds, wrong) or self.task.explain(name, got[name], self.inputs)

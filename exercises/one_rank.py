@@ -79,7 +79,7 @@ class Call:
         if self.peer is not None:
             words += f" {'to' if self.sends else 'from'} rank {self.peer}"
         if self.name != "barrier":
-            words += f" of {list(self.shape)} {str(self.dtype).removeprefix('torch.')}"
+            words += f" of {list(self.shape)} {short(self.dtype)}"
         if self.op:
             words += f" ({self.op})"
         if self.tag:
@@ -97,6 +97,11 @@ class Call:
         return self.whole if self.sends else 0
 
 
+def short(dtype):
+    """Return "float32" for torch.float32."""
+    return str(dtype).removeprefix("torch.")
+
+
 def to_bytes(tensor):
     """Return a tensor's contents; a pipe would put the tensor itself into shared memory."""
     return tensor.detach().contiguous().flatten().view(torch.uint8).numpy().tobytes()
@@ -108,10 +113,12 @@ def from_bytes(content, dtype, shape):
     return torch.frombuffer(bytearray(content), dtype=dtype).reshape(shape)
 
 
-def packed(value):
-    """Return a tensor's contents, dtype and shape; a number stays what it is."""
+def packed(name, value):
+    """Return a tensor's contents, dtype and shape; a number or None stays what it is."""
     if isinstance(value, torch.Tensor):
         return to_bytes(value), value.dtype, tuple(value.shape)
+    if not isinstance(value, int | float | None):  # the pipe may be unable to carry it
+        raise Wrong("crash", name, f"{name} is of the type {type(value).__name__}: make it one tensor")
     return value
 
 
@@ -294,7 +301,7 @@ class Rank(DispatchMode):
                 layout = f"one of {list(tensor.shape)} with strides {list(tensor.stride())}"
                 raise self.wrong("tensor", name, f"needs a contiguous tensor, not {layout}: send its contiguous()")
         if len({tensor.dtype for tensor in tensors}) > 1:
-            dtypes = " and ".join(str(tensor.dtype).removeprefix("torch.") for tensor in tensors)
+            dtypes = " and ".join(short(tensor.dtype) for tensor in tensors)
             raise self.wrong("tensor", name, f"got tensors of {dtypes}: give both one dtype")
 
     def next_batch(self):
@@ -398,7 +405,8 @@ class Rank(DispatchMode):
     def name_message(self, op, tensor, peer=None, group=None, tag=0, group_peer=None):
         if not isinstance(tensor, torch.Tensor):
             takes = "takes dist.isend or dist.irecv, a tensor and a rank, in this order"
-            raise self.wrong("tensor", "P2POp", f"{takes}, and got {tensor!r:.40} for the tensor")
+            got = getattr(tensor, "__name__", repr(tensor))[:40]
+            raise self.wrong("tensor", "P2POp", f"{takes}, and got {got} for the tensor")
         return P2POp(op, tensor, peer, group, tag, group_peer)
 
     def batch_isend_irecv(self, p2p_op_list):
@@ -501,7 +509,7 @@ def be_rank(number, pairs, path, arguments):
             with rank:
                 results = module.run(**arguments)
             rank.check_finished()
-        last = "end", (rank.events, {name: packed(value) for name, value in results.items()}, rank.early)
+        last = "end", (rank.events, {name: packed(name, value) for name, value in results.items()}, rank.early)
     except BaseException as error:  # whatever a participant's code raises is a verdict on it
         last = "failed", describe_failure(number, error, path)
     sys.stdout.flush()

@@ -21,7 +21,7 @@ from multiprocessing import connection
 import torch
 
 from judge import Wrong
-from one_rank import REDUCTIONS, be_rank, from_bytes, to_bytes
+from one_rank import REDUCTIONS, be_rank, from_bytes, short, to_bytes
 
 LOOK_SECONDS = 0.5  # between two looks at silent ranks
 
@@ -247,6 +247,9 @@ def on_each_rank(*split, meanings=types.MappingProxyType({})):
                 if shape != tuple(output[rank].shape):
                     said = f"it has the shape {list(shape)} on rank {rank}, and must have {list(output[rank].shape)}"
                     raise Wrong("shape", name, f"{name}: {said}")
+                if dtype != output.dtype:
+                    said = f"it has the dtype {short(dtype)} on rank {rank}, and must have {short(output.dtype)}"
+                    raise Wrong("dtype", name, f"{name}: {said}")
                 output[rank].copy_(from_bytes(content, dtype, shape))
                 if record.early and output[rank].isnan().any():
                     said = f"line {record.early} reads a tensor before its wait(), and until then the checker fills it"
@@ -263,3 +266,22 @@ def on_each_rank(*split, meanings=types.MappingProxyType({})):
 
     launch.split = split
     return launch
+
+
+def describe_calls():
+    """Return words on the last run's calls, which may be why a sum or mean over the ranks is wrong, or None."""
+    records = recorded[-1]
+    for call in records[0].calls:
+        if call.op not in ("", "SUM", "AVG"):
+            return f"line {call.line}: {call.name} takes the {call.op} over the ranks: leave op= out, and it's the sum"
+        if call.dtype in (torch.float16, torch.bfloat16):
+            return f"line {call.line}: {call.name} gets {short(call.dtype)}, which has about 3 digits: send float32"
+    for number, calls in enumerate(zip(*(record.calls for record in records), strict=False), 1):
+        lines = [call.line for call in calls]
+        if all(call.collective for call in calls) and len(set(lines)) > 1:
+            places = ", ".join(f"in line {line} on rank {rank}" for rank, line in enumerate(lines))
+            return f"call {number} is {places}: different calls of the ranks met, and their tensors were added"
+    for call in records[0].calls:
+        if call.name == "broadcast":
+            return f"line {call.line}: broadcast gives every rank what rank {call.peer} has, and nothing of the others"
+    return None

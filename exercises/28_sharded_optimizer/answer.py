@@ -34,14 +34,16 @@ class ShardedAdamW:
 
 
 def run(grads, start):
-    """Train start [n] on grads [steps, n]; return the weights, this rank's moments, and what its state takes."""
+    """Train start [n] on grads [steps, n]; return the weights, this rank's part and moments, and its state's bytes.
+
+    The part is returned as it is before the first step, when all numbers are those of start.
+    """
     weights = start.clone()
     optimizer = ShardedAdamW(weights)
+    part = optimizer.part.clone()
     for grad in grads:
         optimizer.step(grad.clone())
     memory = [tensor.untyped_storage() for tensor in vars(optimizer).values() if isinstance(tensor, torch.Tensor)]
     sizes = {storage.data_ptr(): storage.nbytes() for storage in memory}
     state_bytes = sum(sizes.values()) - weights.nbytes
-    size = dist.get_world_size()
-    m, v = (moment.flatten()[: weights.numel() // size] for moment in (optimizer.m, optimizer.v))
-    return {"m": m, "v": v, "final": weights, "state_bytes": state_bytes}
+    return {"part": part, "m": optimizer.m, "v": optimizer.v, "final": weights, "state_bytes": state_bytes}

@@ -60,7 +60,7 @@ def check_shape(name, part, shape):
 
 
 def run(x, gate_up, down, dy):
-    """Return y and dx of the whole layer, and the gradients of this rank's parts of gate_up [2F, C] and down [C, F]."""
+    """Return this rank's parts of gate_up [2F, C] and down [C, F], their gradients, and y and dx of the whole layer."""
     rank = dist.get_rank()
     size = dist.get_world_size()
     rows = part_of_gate_up(gate_up, rank, size)
@@ -71,4 +71,4 @@ def run(x, gate_up, down, dy):
     y = feed_forward(*leaves)
     y.backward(dy)
     dx, dgate_up, ddown = (leaf.grad for leaf in leaves)
-    return {"y": y, "ddown": ddown, "dgate_up": dgate_up, "dx": dx}
+    return {"rows": rows, "columns": columns, "y": y, "ddown": ddown, "dgate_up": dgate_up, "dx": dx}

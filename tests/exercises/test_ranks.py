@@ -355,6 +355,8 @@ def test_a_method_of_an_autograd_function_may_change_what_it_made_or_marked(run,
     ("body", "said"),
     [
         ("return None if rank else x.clone()", "y is None on rank 1"),
+        ("return [x.clone()]", "y is of the type list: make it one tensor"),
+        ("return x.clone().bfloat16() if rank else x.clone()", "y: it has the dtype bfloat16 on rank 1, and must have"),
         (
             "y = x.clone(); work = dist.all_reduce(y, async_op=True)\n    z = 2 * y; work.wait(); return z",
             "NaN on rank 0: line 6 reads a tensor before its wait(), and until then the checker fills it with NaN",
@@ -369,6 +371,29 @@ def test_what_is_said_of_results(tmp_path, body, said):
     with pytest.raises(judge.Wrong) as caught:
         ranks.on_each_rank("x")(types.SimpleNamespace(__file__=str(path)), {"x": x}, {"y": torch.empty(2, 4)})
     assert said in str(caught.value)
+
+
+@FORKS
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("dist.all_reduce(y)", None),
+        ("dist.all_reduce(y, dist.ReduceOp.AVG)", None),
+        ("dist.all_reduce(y.long()); dist.all_reduce(y.double())", None),
+        ("dist.all_reduce(y, dist.ReduceOp.MIN)", "line 8: all_reduce takes the MIN over the ranks: leave op= out"),
+        ("dist.all_reduce(y.half())", "line 8: all_reduce gets float16, which has about 3 digits: send float32"),
+        ("dist.broadcast(y, 1)", "line 8: broadcast gives every rank what rank 1 has, and nothing of the others"),
+        (
+            "if rank: dist.all_reduce(y)\nelse: dist.all_reduce(2 * y)",
+            "call 1 is in line 9 on rank 0, in line 8 on rank 1: different calls of the ranks met",
+        ),
+        ("if rank: dist.send(y, 0)\nelse: dist.recv(y, 1)", None),
+    ],
+)
+def test_what_is_said_of_the_calls_behind_a_wrong_sum(run, monkeypatch, body, said):
+    monkeypatch.setattr(ranks, "recorded", [run(f"y = x.clone()\n{body}\nreturn x.clone()")])
+    found = ranks.describe_calls()
+    assert found is None if said is None else said in found
 
 
 @FORKS

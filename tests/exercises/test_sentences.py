@@ -49,6 +49,27 @@ def test_a_factor_has_a_name_within_a_thousandth(factor, said):
     assert judge.describe_factor(factor) == said
 
 
+@pytest.mark.parametrize(
+    ("ranks", "factor", "said"),
+    [
+        (0, 1.5, ""),
+        (3, 3.0, ", and there are 3 ranks: is it summed once too often?"),
+        (3, 1 / 3, ", and there are 3 ranks: is it divided once too often?"),
+        (3, 1.5, ", and there are 3 ranks: is it divided by 2?"),
+        (3, 1.5 * (1 + 1.1e-3), ""),
+        (2, 2 / 3, ", and there are 2 ranks: is it divided by 3?"),
+        (3, 3 / 16, ", and there are 3 ranks: is it divided by 16?"),
+        (3, 3 / 17, ""),
+        (3, 1 / 2, ""),  # of a sum it would be division by 2, of a mean by 6
+        (3, -1.5, ""),
+    ],
+)
+def test_a_factor_is_explained_by_the_number_of_ranks(ranks, factor, said):
+    judged = judge_of()
+    judged.ranks = ranks
+    assert judged.describe_ranks(factor) == said
+
+
 @pytest.mark.parametrize(("bound", "error", "limit"), [(BOUND, 1.0, 10 * BOUND), (1.0, 0.4, 0.1)])
 def test_a_common_factor_explains_all_but_ten_bounds_or_a_quarter_of_the_error(bound, error, limit):
     for size, found in ((0.99 * limit, True), (1.01 * limit, False)):
