@@ -3,7 +3,7 @@
 import torch
 
 import ranks
-from grading import Mistake, Task, Wrong, random
+from grading import Mistake, Task, Wrong, random, relative_error
 from timeline import BYTES_PER_US, LATENCY_US, simulate
 
 
@@ -53,6 +53,27 @@ def suspect(second=0, **error):
     return lambda x: ring(x, (len(x) - 1, len(x) - 1 + second), **error)
 
 
+def describe_part(result, x):
+    """Return which parts of x the first wrong part of a result is the sum of, or None if it's no such sum."""
+    size = len(x)
+    pieces = x.double().reshape(size * size, -1)  # number q * size + i is part i of rank q
+    if pieces.shape[0] > pieces.shape[1]:
+        return None  # more unknown numbers than equations
+    for rank, row in enumerate(result):
+        for i, part in enumerate(row.chunk(size)):
+            counts = torch.linalg.lstsq(pieces.T, part[:, None]).solution.flatten().round()
+            if relative_error(counts @ pieces, part) > 1e-4:
+                return None
+            words = []
+            for number, count in enumerate(counts.int().tolist()):
+                if count:
+                    times = "" if count == 1 else f"{count} times "
+                    words.append(f"{times}part {number % size} of rank {number // size}")
+            if counts.tolist() != [float(number % size == i) for number in range(size * size)]:
+                return f"part {i} of rank {rank} is {' + '.join(words) or 'empty'}, and not part {i} of each rank, once"
+    return None
+
+
 def check_bytes(module, source):
     """Raise Wrong if a rank sent more than a ring's share; return words on what it sent."""
     records = ranks.recorded[-1]
@@ -80,8 +101,8 @@ def check_bytes(module, source):
 
 TASK = Task(
     cases={
-        "three ranks": {"size": 3, "n": 12},  # first: with two, several mistakes give the same sums
-        "two ranks": {"size": 2, "n": 6},
+        "three ranks": {"size": 3, "n": 36},  # first: with two, several mistakes give the same sums
+        "two ranks": {"size": 2, "n": 8},
         "four ranks": {"size": 4, "n": 1200},
     },
     inputs=lambda size, n: {"x": random(size, n, seed=1, scale=1.3, offset=0.4)},
@@ -93,12 +114,13 @@ TASK = Task(
     launch=ranks.on_each_rank(
         "x",
         meanings={
-            "is in the same batch": "after `parts[i] = received` the list holds `received` itself, so the next step "
-            "would send and fill it; parts[i].copy_(received) writes into x",
+            "is in the same batch": "a step sends one part and fills another. After `parts[i] = received` the list "
+            "holds `received` itself, so the next step would send and fill it; parts[i].copy_(received) writes into x",
             "IndexError": "parts has one part per rank, so its indices need % size",
         },
     ),
     then=check_bytes,
+    explain=lambda name, result, inputs: describe_part(result, inputs["x"]),
     suspects={
         "the parts that go round in the second half are finished: replace, don't add": suspect(second_adds=True),
         "the second half is missing: rank r has only part r + 1 finished": lambda x: second_half_lost(x, False),
@@ -226,6 +248,35 @@ TASK = Task(
             "sum",
             says="its index must depend on the rank",
         ),
+        "plus in place of minus": Mistake(
+            "rank - step",
+            "rank + step",
+            "sum",
+            count=3,
+            says="part 0 of rank 0 is part 0 of rank 2, and not part 0 of each rank, once",
+        ),
+        "the first half to the left": Mistake(
+            "exchange(parts[(rank - step) % size], right, received, left)",
+            "exchange(parts[(rank - step) % size], left, received, right)",
+            "sum",
+            says="part 0 of rank 0 is ",
+        ),
+        "a part of each rank for two ranks": Mistake(
+            "(rank - step - 1) % size",
+            "1 - rank",
+            "sum",
+            says="part 0 of rank 0 is ",
+        ),
+        "isend twice": Mistake(
+            "dist.P2POp(dist.irecv,", "dist.P2POp(dist.isend,", None, "deadlock", says="every rank first sends"
+        ),
+        "a function for the tensor": Mistake(
+            "dist.P2POp(dist.isend, sent, right)",
+            "dist.P2POp(sent, dist.isend, right)",
+            None,
+            "tensor",
+            says="a tensor and a rank, in this order, and got isend for the tensor",
+        ),
         "to the left": Mistake(
             "    right = (rank + 1) % size\n",
             "    left, right = (rank + 1) % size, left\n",
@@ -251,7 +302,7 @@ TASK = Task(
             "        parts[(rank - step) % size] = received\n",
             None,
             "race",
-            says="is in the same batch, so give them different memory: after `parts[i] = received`",
+            says="give them different memory: a step sends one part and fills another. After `parts[i] = received`",
         ),
         "x bound to the sums": Mistake(
             "        parts[(rank - step - 1) % size].add_(received)\n"
@@ -292,7 +343,7 @@ TASK = Task(
             "dist.P2POp(dist.irecv, received, right)",
             None,
             "deadlock",
-            says="no rank can go on: rank 0 waits in isend to rank 1 of [4] float32, line 10 and irecv from rank 1",
+            says="no rank can go on: rank 0 waits in isend to rank 1 of [12] float32, line 10 and irecv from rank 1",
         ),
         "a whole tensor for a part": Mistake(
             "    received = torch.empty_like(parts[0])\n",

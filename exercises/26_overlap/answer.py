@@ -26,12 +26,18 @@ class Bucket:
 
     def wait(self):
         """Return when self.flat holds the sum over all ranks."""
-        if self.flat is None:
+        if self.flat is None and self.work is None:
             raise RuntimeError(
-                "this bucket was not sent in this step: finish() sends the rest, and then sets self.sent to 0"
+                "this bucket was not sent in this step, or was reset before wait(): finish() sends the rest, with "
+                "gradients or without, and then sets self.sent to 0"
             )
+        if self.flat is None:
+            raise RuntimeError("this bucket has no flat: send_next() keeps the packed gradients there")
         if self.work is None:
-            raise RuntimeError("this bucket's all_reduce returned nothing to wait for: pass async_op=True")
+            raise RuntimeError(
+                "this bucket has nothing to wait for: pass async_op=True to all_reduce, on every rank, and keep what "
+                "it returns in work"
+            )
         self.work.wait()
 
     def unpack(self):

@@ -87,6 +87,15 @@ def divided_by_those_who_have_it(each, skip):
     return [sum(each) / users[:, None, None]] * len(each)
 
 
+def explain(name, result, inputs):
+    steps = inputs["x"].shape[1]
+    buckets = (len(inputs["w"]) + 1) // 2
+    made = len(ranks.recorded[-1][0].calls)
+    if made != buckets * steps:
+        return f"rank 0 makes {made} calls in {steps} step(s) of {buckets} bucket(s): send each bucket once"
+    return ranks.describe_calls()
+
+
 def check_overlap(module, source):
     """Raise Wrong unless all but the last bucket travel during the backward; return words on what that hides."""
     records = ranks.recorded[-1]
@@ -131,7 +140,7 @@ def describe_exposed(records):
 TASK = Task(
     cases={
         "one bucket": {"size": 2, "steps": 1, "L": 2},
-        "two steps": {"size": 2, "steps": 2, "L": 5},
+        "two steps of three ranks": {"size": 3, "steps": 2, "L": 5},
         "a bucket that a rank skips": {"size": 2, "steps": 2, "L": 6, "skipped": ((1, 0, 3), (1, 0, 2))},
         "a layer that a rank skips": {"size": 2, "steps": 2, "L": 6, "skipped": ((1, 0, 4), (0, 1, 0))},
         "many buckets": {"size": 2, "steps": 2, "L": 12, "B": 256, "C": 32},
@@ -152,9 +161,12 @@ TASK = Task(
             "doesn't have",
             "got None": "a rank that skips a layer has no gradient of it, and sends zeros",
             "calls, the last in line": "does send_next() count, self.sent += 1?",
+            "list index out of range": "send_next() sends buckets[self.sent], so call it only while there is one, and "
+            "for a full bucket, not for each gradient",
         },
     ),
     then=check_overlap,
+    explain=explain,
     suspects={
         "gradients of different weights are added: a rank that skips a layer fills its buckets in another order, and a "
         "collective has no name. Send the buckets in one order": suspect(
@@ -163,6 +175,9 @@ TASK = Task(
         "the gradients are summed over the ranks: divide by the number of ranks": summed(twice=False),
         "the gradients are twice as large, and more is sent than each of them once: sum each bucket once, and divide "
         "by the number of ranks": summed(twice=True),
+        "the sums are divided by 2, however many ranks there are": suspect(
+            lambda each, skip: [sum(each) / 2] * len(each)
+        ),
         "a bucket is sent before its second gradient is there: wait until its missing is 0": suspect(sent_too_early),
         "the sums are divided by the number of ranks that have a gradient: divide by that of all ranks": suspect(
             divided_by_those_who_have_it
@@ -298,6 +313,72 @@ TASK = Task(
         ),
         "sum": Mistake(
             "            bucket.flat /= dist.get_world_size()\n", "", "grads", says="divide by the number of ranks"
+        ),
+        "divided by two": Mistake(
+            "bucket.flat /= dist.get_world_size()",
+            "bucket.flat /= 2",
+            "grads",
+            says="the sums are divided by 2, however many ranks there are",
+        ),
+        "the largest gradient": Mistake(
+            "bucket.flat, async_op=True",
+            "bucket.flat, op=dist.ReduceOp.MAX, async_op=True",
+            "grads",
+            says="all_reduce takes the MAX over the ranks: leave op= out, and it's the sum",
+        ),
+        "every gradient of a bucket at each": Mistake(
+            "        bucket.missing -= 1\n        while",
+            "        bucket.missing -= 1\n        for w in bucket.weights:\n            if w.grad is not None:\n"
+            "                dist.all_reduce(w.grad)\n        while",
+            "grads",
+            says="rank 0 makes 4 calls in 1 step(s) of 1 bucket(s): send each bucket once",
+        ),
+        "the next bucket for each gradient": Mistake(
+            "        while self.sent < len(self.buckets) and self.buckets[self.sent].missing == 0:\n"
+            "            self.send_next()\n",
+            "        self.send_next()\n",
+            None,
+            "crash",
+            says="call it only while there is one, and for a full bucket",
+        ),
+        "no end of the buckets": Mistake(
+            "self.sent < len(self.buckets) and self.buckets[self.sent].missing",
+            "self.buckets[self.sent].missing",
+            None,
+            "crash",
+            says="call it only while there is one",
+        ),
+        "work not kept": Mistake(
+            "bucket.work = dist.all_reduce", "dist.all_reduce", None, "crash", says="and keep what it returns in work"
+        ),
+        "flat not kept": Mistake(
+            "        bucket.flat = bucket.pack()\n        bucket.work = dist.all_reduce(bucket.flat, async_op=True)\n",
+            "        flat = bucket.pack()\n        bucket.work = dist.all_reduce(flat, async_op=True)\n",
+            None,
+            "crash",
+            says="this bucket has no flat: send_next() keeps the packed gradients there",
+        ),
+        "sent by one rank": Mistake(
+            "        bucket.work = dist",
+            "        if dist.get_rank() == 0:\n            bucket.work = dist",
+            None,
+            "crash",
+            says="pass async_op=True to all_reduce, on every rank",
+        ),
+        "reset before wait": Mistake(
+            "            bucket.wait()\n",
+            "            bucket.reset()\n            bucket.wait()\n",
+            None,
+            "crash",
+            says="or was reset before wait()",
+        ),
+        "an empty bucket is counted, not sent": Mistake(
+            "        bucket.flat = bucket.pack()\n",
+            "        if all(w.grad is None for w in bucket.weights):\n            self.sent += 1\n            return\n"
+            "        bucket.flat = bucket.pack()\n",
+            None,
+            "crash",
+            says="finish() sends the rest, with gradients or without",
         ),
         "divided twice": Mistake(
             "bucket.flat = bucket.pack()\n",

@@ -28,6 +28,9 @@ RUNS = (
     "a gradient of its own on every rank",
     "a gradient that is NaN",
     "a weight that is NaN on every rank",
+    "a weight that is NaN on the first rank alone",
+    "an average that is NaN on the last rank alone",
+    "an average that is too small by 1e-4 of the mean's largest element",
 )
 RANKS = 3  # of the largest case
 
@@ -66,6 +69,9 @@ def inputs(size, n=12, B=5):
     averaged[:, at["the sum of gradients of 1e-9"]] *= size
     wrong = at["an average that is wrong by 1e-4 of the mean's largest element"]
     averaged[:, wrong, 5] += 1e-4 * largest[:, wrong]
+    small = at["an average that is too small by 1e-4 of the mean's largest element"]
+    averaged[:, small, 5] -= 1e-4 * largest[:, small]
+    averaged[-1, at["an average that is NaN on the last rank alone"], 1] = torch.nan
     without = at["a mean without rank 1's gradient"]
     averaged[:, without] = (own[:, without].sum(0) - own[1, without]) / (size - 1)
     averaged[:, at["a gradient of its own on every rank"]] = own[:, at["a gradient of its own on every rank"]]
@@ -78,6 +84,7 @@ def inputs(size, n=12, B=5):
         weight = weights[rank, at[f"a weight that differs on {name} in its last bit"]]
         weight[4] = torch.nextafter(weight[4], torch.tensor(9.0))
     weights[:, at["a weight that is NaN on every rank"], 3] = torch.nan
+    weights[0, at["a weight that is NaN on the first rank alone"], 3] = torch.nan
     return {"weights": weights, "batch": batch, "own": own, "averaged": averaged}
 
 
@@ -88,6 +95,12 @@ def result(rank):
 def define(weights, batch, own, averaged):
     sound = torch.tensor([label.startswith("sound") for label in RUNS], dtype=weights.dtype)
     return {result(rank): sound.clone() for rank in range(len(weights))}
+
+
+def explain(name, result, inputs):
+    if any(found for found, label in zip(result.tolist(), RUNS, strict=True) if label.startswith("sound")):
+        return None
+    return "no run is sound to you, so one of your three conditions never holds: print them in the first run"
 
 
 def describe_calls(module, source):
@@ -136,6 +149,7 @@ TASK = Task(
     kernel=False,
     launch=launch,
     then=describe_calls,
+    explain=explain,
     mistakes={
         "own averages only": Mistake(
             "    averaged = of_all_ranks(averaged)\n",
@@ -252,6 +266,44 @@ TASK = Task(
             "mean = own.double().sum(0)",
             "found on rank 0",
             says="sound training gives False, but should give True; sound training, rounded otherwise gives False",
+        ),
+        "a mean without the last rank": Mistake(
+            "own.double().mean(0)",
+            "own[:-1].double().mean(0)",
+            "found on rank 0",
+            says="no run is sound to you, so one of your three conditions never holds: print them in the first run",
+        ),
+        "a batch compared with itself": Mistake(
+            "for i, a in enumerate(batch) for b in batch[:i])",
+            "for a in batch for b in batch)",
+            "found on rank 0",
+            says="no run is sound to you, so one of your three conditions never holds",
+        ),
+        "averages that are too large": Mistake(
+            "(averaged - mean).abs() <= 1e-5",
+            "(averaged - mean) <= 1e-5",
+            "found on rank 0",
+            says="an average that is too small by 1e-4 of the mean's largest element gives True",
+        ),
+        "averages that are too small": Mistake(
+            "(averaged - mean).abs() <= 1e-5",
+            "(mean - averaged) <= 1e-5",
+            "found on rank 0",
+            says="an average that is wrong by 1e-4 of the mean's largest element gives True",
+        ),
+        "NaN ends a rank's questions": Mistake(
+            "    weights = of_all_ranks(weights)\n",
+            "    if averaged.isnan().any():\n        return False\n    weights = of_all_ranks(weights)\n",
+            None,
+            "deadlock",
+            says="gather everything on every rank before one of them returns",
+        ),
+        "a weight of NaN ends a rank's questions": Mistake(
+            "    weights = of_all_ranks(weights)\n",
+            "    if weights.isnan().any():\n        return False\n    weights = of_all_ranks(weights)\n",
+            None,
+            "deadlock",
+            says="gather everything on every rank before one of them returns",
         ),
         "mean in every bit": Mistake(
             "((averaged - mean).abs() <= 1e-5 * mean.abs().max()).all()",
