@@ -18,7 +18,8 @@ from unittest import mock
 
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "scripts")]
-os.environ.setdefault("TRITON_INTERPRET", "1")  # no exercise here launches a kernel
+if __name__ == "__main__":
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # no exercise here launches a kernel
 
 import torch
 import torch.distributed as dist

@@ -24,7 +24,7 @@ import torch
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
 from common.command_line import Failure, Parser, positive, result_folder
-from common.measuring.runs import end
+from common.measuring.runs import end, started
 from common.versions import REPOSITORY
 from maintain.pages import all_pages, commands, start_of
 
@@ -71,13 +71,12 @@ def run(command, place, log, environment, seconds):
     """Run a command in a folder; return how it ended, and its exit status with its last line."""
     with open(log, "w", encoding="utf-8") as output:
         options = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": subprocess.STDOUT, "env": environment}
-        process = subprocess.Popen(["bash", "-c", command.text], cwd=place, start_new_session=True, **options)
         try:
-            status = process.wait(seconds)
+            with started(["bash", "-c", command.text], GRACE_S, cwd=place, **options) as process:
+                status = process.wait(seconds)
+                end(process, GRACE_S)  # what it left running
         except subprocess.TimeoutExpired:
             status = None
-        finally:
-            end(process, GRACE_S)  # and what it left running
     last = log.read_text(encoding="utf-8", errors="replace").strip().rpartition("\n")[2].strip()
     if status is None:
         return "cut off", last

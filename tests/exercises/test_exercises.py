@@ -856,3 +856,14 @@ def test_a_typical_error_explains_all_results_where_one_is_not_finite(z, said):
     )
     with pytest.raises(judge.Wrong, match=said):
         judged.check_finite("y", {"y": lost, "z": z * exact["z"]}, exact)
+
+
+@pytest.mark.slow
+def test_on_a_gpu_no_module_asks_for_the_interpreter_when_it_is_imported():
+    """The tests import several into one process, whose other kernels are compiled."""
+    names = sorted(path.stem for path in (REPOSITORY / "exercises").glob("*.py"))
+    text = "import os, torch\nos.environ.pop('TRITON_INTERPRET', None)\ntorch.cuda.is_available = lambda: True\n"
+    text += "\n".join(f"import {name}\nassert 'TRITON_INTERPRET' not in os.environ, '{name}'" for name in names)
+    options = {"cwd": REPOSITORY / "exercises", "capture_output": True, "text": True}
+    done = subprocess.run([sys.executable, "-c", text], **options)
+    assert done.returncode == 0, done.stderr

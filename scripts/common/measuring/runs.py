@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 
 from common.command_line import Failure, printable
@@ -38,7 +39,13 @@ def end(process, grace_s=GRACE_S):
 
 @contextlib.contextmanager
 def uninterrupted():
-    """Hold SIGINT and SIGTERM back until the block ends, so that what it starts is known to whoever must end it."""
+    """Hold SIGINT and SIGTERM back until the block ends, so that what it starts is known to whoever must end it.
+
+    Only the main thread gets signals: in another one this does nothing.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
     came = []
     before = {number: signal.signal(number, lambda number, _: came.append(number)) for number in STOPS}
     try:
@@ -50,21 +57,35 @@ def uninterrupted():
             signal.raise_signal(number)
 
 
+@contextlib.contextmanager
+def started(command, grace_s=GRACE_S, **options):
+    """Start a process that leads a session; end it, with what it started, if an error leaves the block."""
+    process = None
+    try:
+        with uninterrupted():
+            process = subprocess.Popen(command, start_new_session=True, **options)
+        yield process
+    except BaseException:
+        if process:
+            end(process, grace_s)
+        raise
+    finally:
+        if process:
+            with process:  # waits for it, and closes its pipes
+                pass
+
+
 def run_process(command, timeout=None, *, tell=None, **options):
     """Run a command like subprocess.run, but on a timeout or an interrupt end its children too.
 
     tell(line) is called with each line as it is printed, to standard error too; then there is no timeout.
     """
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT if tell else subprocess.PIPE, "text": True}
-    with subprocess.Popen(command, start_new_session=True, **pipes, **options) as process:
-        try:
-            if tell:
-                output, errors = told_lines(process, tell), ""
-            else:
-                output, errors = process.communicate(timeout=timeout)
-        except BaseException:
-            end(process)
-            raise
+    with started(command, **pipes, **options) as process:
+        if tell:
+            output, errors = told_lines(process, tell), ""
+        else:
+            output, errors = process.communicate(timeout=timeout)
     return subprocess.CompletedProcess(command, process.returncode, output, errors)
 
 

@@ -1,13 +1,15 @@
 """Processes that take turns: what is asked and answered, how they end, and who runs beside whom."""
 
 import signal
+import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
 
 from common.command_line import Failure
-from common.measuring import rounds
+from common.measuring import rounds, runs
 from common.measuring.runs import OutOfMemory, TimeLimit
 from processes import running, wait_for
 
@@ -102,6 +104,34 @@ def test_an_interrupt_while_a_process_starts_waits_until_it_is_known(number):
     finally:
         signal.signal(number, before)
     assert not started.alive and seen[0].process.returncode is not None
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_process_is_ended_however_early_the_interrupt_comes(number, monkeypatch):
+    """While it starts, when nobody holds it yet."""
+    before = signal.signal(number, signal.default_int_handler)
+    seen = []
+    Popen = subprocess.Popen
+
+    def interrupted(*arguments, **options):
+        seen.append(Popen(*arguments, **options))
+        signal.raise_signal(number)
+        return seen[0]
+
+    monkeypatch.setattr(subprocess, "Popen", interrupted)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            runs.run_process(["sleep", "600"])
+        assert signal.getsignal(number) is signal.default_int_handler
+    finally:
+        signal.signal(number, before)
+    assert seen[0].returncode is not None and seen[0].stdout.closed
+
+
+def test_a_process_of_another_thread_is_run():
+    """Where no handler of a signal may be set."""
+    with ThreadPoolExecutor() as pool:
+        assert pool.submit(runs.run_process, ["echo", "fine"]).result().stdout == "fine\n"
 
 
 def test_no_process_waits_for_the_end_of_another():
