@@ -1186,6 +1186,12 @@ VERDICTS = {  # what is more or less than half: the verdict at the bound, and be
     "unsure": ({"unsure_us": 500}, True, {"unsure_us": 501}, None),
     "long": ({"host_known": False, "long_us": 500}, True, {"host_known": False, "long_us": 501}, None),
     "late": ({"late_us": 500}, True, {"late_us": 501}, False),
+    "late in half": (
+        {"late_us": 501, idle.LATE: 50, idle.UNKNOWN: 50},
+        False,
+        {"late_us": 501, idle.LATE: 49, idle.UNKNOWN: 51},
+        None,
+    ),
     "launched late": ({idle.LATE: 50}, True, {idle.LATE: 49, idle.UNKNOWN: 30, idle.QUEUE: 21}, False),
     "unknown": ({idle.LATE: 0, idle.UNKNOWN: 50}, None, {idle.LATE: 0, idle.UNKNOWN: 49}, False),
 }
