@@ -25,6 +25,7 @@ def sees_the_next(tokens):
 MODELS = {  # outputs [B, T, 1] of tokens: at how many places before the last they change with the last token
     "sound": (lambda tokens: tokens.cumsum(1).float()[..., None], 0),
     "the next token": (sees_the_next, 2),
+    "the next token, of [B, T]": (lambda tokens: sees_the_next(tokens)[..., 0], 2),
     "in one row": (lambda tokens: torch.cat([sees_the_next(tokens[:1]), tokens[1:].float()[..., None]]), 1),
     "all tokens": (lambda tokens: tokens.sum(1, keepdim=True).expand_as(tokens).float()[..., None], 10),
 }
@@ -77,6 +78,33 @@ def test_a_leak_of_one_of_two_outputs_is_seen(place):
         return found
 
     rerun = SimpleNamespace(run=lambda call: model(*call.args))
-    assert check_training.earlier_outputs_moved(rerun, Call((TOKENS, TOKENS), {})) == 2
+    assert check_training.earlier_outputs_moved(rerun, Call((TOKENS, TOKENS.clone()), {})) == 2
     rerun = SimpleNamespace(run=lambda call: outputs)
-    assert check_training.earlier_outputs_moved(rerun, Call((TOKENS, TOKENS), {})) == 0
+    assert check_training.earlier_outputs_moved(rerun, Call((TOKENS, TOKENS.clone()), {})) == 0
+
+
+def finding_of(*tensors, kind="unchanged", warning=False):
+    return check_training.Finding(kind, "words", list(tensors), warning=warning)
+
+
+@pytest.mark.parametrize(
+    ("patterns", "finding", "row"),
+    [
+        (["a"], finding_of("a"), "unchanged=a"),
+        (["a"], finding_of("a", "b"), None),  # one of its tensors is not meant
+        (["b"], finding_of("a", "b"), None),
+        (["a", "b"], finding_of("a", "b"), None),
+        (["?"], finding_of("a", "b"), "unchanged=?"),
+        (["?", "*"], finding_of("a"), "unchanged=?; not seen: unchanged"),  # the first one is enough
+        (["?"], finding_of("a", warning=True), None),  # a warning stays
+        (["?"], finding_of("a", kind="put_back"), None),
+        (["*"], finding_of(), "unchanged"),
+        (["?"], finding_of(), None),
+    ],
+)
+def test_a_finding_is_accepted_if_one_pattern_fits_all_that_it_names(patterns, finding, row):
+    options = SimpleNamespace(accept=[check_training.Accepted("unchanged", pattern) for pattern in patterns])
+    rows = {}
+    left = check_training.accept(options, [finding], rows)
+    assert left == ([] if row else [finding])
+    assert rows["accepted"] == (row or f"not seen: {', '.join(one.name for one in options.accept)}")
