@@ -215,6 +215,6 @@ def test_training_stays_near_bfloat16(device):
 
 def test_format_of_each_gpu():
     formats = {torch.float8_e4m3fn: "sm_89 sm_90 sm_100 gfx950 gfx1201", torch.float8_e4m3fnuz: "gfx942"}
-    for dtype, architectures in (formats | {None: "sm_80 gfx90a gfx1100"}).items():
+    for dtype, architectures in (formats | {None: "sm_80 sm_88 gfx90a gfx1100"}).items():
         for architecture in architectures.split():
             assert V3.fp8_dtype(architecture) == dtype, architecture

@@ -167,3 +167,43 @@ def test_matmuls_that_keep_12_fraction_bits_are_no_tf32(version, bits, is_tf32, 
 
     monkeypatch.setattr(torch, "full", Rounded)
     assert load_version(version).rounds_to_tf32("cpu") is is_tf32
+
+
+# ---------------------------------------------------------------- version 3
+
+
+@pytest.mark.parametrize(("width", "taken"), [(32768, True), (32769, False)])
+def test_the_norms_kernel_takes_rows_up_to_a_width(width, taken):
+    script = load_version(3)
+    options = script.parse_options([*SIZES, "--disable-attention-kernel"])
+    vars(options).update(hidden_dim=width)
+    if taken:
+        script.complete_version_options(options)
+    else:
+        with pytest.raises(
+            script.UserError, match="--hidden-dim must be at most 32768 for the RMSNorm kernel, got 32769"
+        ):
+            script.complete_version_options(options)
+
+
+@pytest.mark.parametrize(
+    ("release", "numpy_release", "taken"),
+    [
+        ("3.6.9", "2.4.0", False),
+        ("3.6.9", "2.10.0", False),
+        ("3.6.9", "2.3.9", True),
+        ("3.7.0", "2.4.0", True),
+        ("3.10.0", "2.10.0", True),
+    ],
+)
+def test_old_interpreters_need_an_old_numpy(release, numpy_release, taken, monkeypatch):
+    script = load_version(3)
+    options = script.parse_options(SIZES)
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    monkeypatch.setattr(script.triton, "__version__", release)
+    monkeypatch.setattr(script.np, "__version__", numpy_release)
+    if taken:
+        script.complete_version_options(options)
+    else:
+        with pytest.raises(script.UserError, match=f"numpy must be < 2.4 for the interpreter of Triton {release}, got"):
+            script.complete_version_options(options)
