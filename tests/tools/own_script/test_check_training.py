@@ -1461,6 +1461,8 @@ def test_gradients_that_are_never_cleared(check, write, zeros, clear, count):
     [
         (["011"] * 10 + ["000"], 10),
         (["011"] * 9 + ["000"], 0),  # one of many may be meant
+        (["0110"], 1),  # twice of three times
+        (["011", "010"], 0),  # once of two times is no proof
         (["011", "-01"], 2),  # behind a projection that began at zero
         (["-01", "-01"], 0),  # nothing shows it twice
         (["011", "0--"], 0),  # a gradient in one step alone was added to none
