@@ -10,7 +10,7 @@ from common.files import number as finite_number
 from common.profiles.containers import TABLE, opened
 from common.profiles.databases import beside_old_table
 from common.profiles.groups import clean
-from common.profiles.launches import LOST, Row, host_call, profiles_of
+from common.profiles.launches import LOST, Row, host_calls, profiles_of
 from common.profiles.model import ONE_BY_ONE, checked_kernel, finished
 
 HOST_CALLS = re.compile(  # rows of ROCm's tables of API functions, and of its table of domains
@@ -155,9 +155,8 @@ def counters_beside(path, kernels):
         if first is None:
             return [], []
         if "start" not in first:  # up to ROCm 6.3
-            return [], [
-                f"If {beside.name} is of the same run, its kernels ran one by one, and their gaps mean nothing."
-            ]
+            same = f"If {beside.name} is of the same run"
+            return [], [f"{same}, its kernels ran one by one, and the gaps between them mean nothing."]
         start = time_of(first, "start", content.ns_per_unit)
     return [ONE_BY_ONE] * any(start == kernel.start for kernel in kernels), []
 
@@ -173,7 +172,7 @@ def copies_beside(path, kernels):
         words += ": give that file."
         return [], [words] * bool(copied), [words] * (not copied)
     run, name = run_of(path)
-    beside = run and path.with_name(run.copies.format(name))
+    beside = run and run.copies and path.with_name(run.copies.format(name))
     if not beside or not beside.is_file():
         return [], [], [NO_COPIES]
     with table_beside(beside) as content:
@@ -226,7 +225,8 @@ def calls_beside(path, number):
             notes += notes_of(beside, content)
     if used:
         notes.insert(0, f"The host's calls are those of {' and '.join(used)}.")
-    return sorted(host, key=lambda event: event["ts"]), notes
+    host, left_out = host_calls(host)
+    return host, [*notes, *left_out]
 
 
 def has_calls(table):
@@ -235,13 +235,13 @@ def has_calls(table):
 
 
 def calls_in(table):
-    """Return the host's calls in a table."""
+    """Return the host's calls in a table, as host_calls takes them."""
     number = number_column(table.header)
     found = []
     for row in table.rows:
         thread = row.get("Thread_Id") or row.get("Tid") or row.get("TID")
         span = span_of(row, table.ns_per_unit)
-        found.append(host_call(row.get("Function") or row["name"], *span, row.get("process"), thread, row[number]))
+        found.append((row.get("Function") or row["name"], *span, row.get("process"), thread, row[number]))
     return found
 
 

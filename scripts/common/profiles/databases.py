@@ -9,7 +9,7 @@ from common.command_line import Failure
 from common.files import errors_of
 from common.profiles.containers import DATABASE, columns_of, opened
 from common.profiles.groups import clean
-from common.profiles.launches import Row, check_kernels_are_there, host_call, profiles_of
+from common.profiles.launches import Row, check_kernels_are_there, host_calls, profiles_of
 from common.profiles.model import ONE_BY_ONE
 
 GPU_COLUMNS = {"agent_abs_index", "agent_absolute_index", "deviceId"}  # of rocpd's kernels, old and new, and of nsys
@@ -42,7 +42,8 @@ def read_rocpd(path, content, gpu):
             warnings.append(text)
     if rows_in(content, "counters_collection"):
         warnings.append(ONE_BY_ONE)
-    return profiles_of(path, rows, calls_of_host(content, ROCPD_HOST), gpu, warnings)
+    host, notes = calls_of_host(content, ROCPD_HOST)
+    return profiles_of(path, rows, host, gpu, warnings, notes)
 
 
 # ---------------------------------------------------------------- rpd of rocmProfileData, which has other tables
@@ -116,7 +117,8 @@ def read_old_rocprof(path, content, gpu):
     for view, query in views.items():
         content.connection.execute(f"CREATE TEMP VIEW {view} AS {query}")
     found = content._replace(names=set(views))
-    return profiles_of(path, rows_of(found, ROCPD), calls_of_host(found, ROCPD_HOST), gpu)
+    host, notes = calls_of_host(found, ROCPD_HOST)
+    return profiles_of(path, rows_of(found, ROCPD), host, gpu, notes=notes)
 
 
 def beside_old_table(path):
@@ -154,7 +156,7 @@ def read_nsys(path, content, gpu):
     graphs = rows_of_graphs(content)
     if GRAPHS in content.names and not any(row.kind == "kernel" for row in rows):
         raise Failure(2, f"has one entry for a whole CUDA graph: record it with {NODES}")
-    host = calls_of_host(content, NSYS_HOST)
+    host, left_out = calls_of_host(content, NSYS_HOST)
     warnings, notes = diagnostics_of(content, {row.process for row in rows}, {call["pid"] for call in host})
     if content.names.isdisjoint(table for table, *_ in NSYS_TABLES):
         check_kernels_are_there(host, [*warnings, *notes])
@@ -163,7 +165,7 @@ def read_nsys(path, content, gpu):
     if graphs:
         words = "entries are whole CUDA graphs, whose kernels this file doesn't name"
         warnings.append(f"{len(graphs):,} {words}: record with {NODES}.")
-    return profiles_of(path, [*rows, *graphs], host, gpu, warnings, [*notes, *unread_tables(content)])
+    return profiles_of(path, [*rows, *graphs], host, gpu, warnings, [*notes, *left_out, *unread_tables(content)])
 
 
 NODES = "nsys profile --cuda-graph-trace=node"
@@ -250,14 +252,13 @@ def rows_of(found, tables):
 
 
 def calls_of_host(found, columns):
-    """Return the host's calls in a database as a trace has them, in order of time, in us.
+    """Return the host's calls in a database and notes, as host_calls does.
 
     columns: the table, and SQL for its names, processes and threads.
     """
     table, name, process, thread = columns
     if table not in found.names:
-        return []
+        return [], []
     (number,) = columns_of(found.connection, table, LAUNCH_COLUMNS)
     query = f"SELECT {name}, start, end, {process}, {thread}, {number} FROM {table}"
-    calls = [host_call(*call) for call in found.connection.execute(query)]
-    return sorted(calls, key=lambda event: event["ts"])
+    return host_calls(found.connection.execute(query))

@@ -157,16 +157,28 @@ class Row(NamedTuple):
     destination: int | str | None = None
 
 
-def host_call(name, start, end, process=None, thread=None, number=None):
-    """Return a call of the host as a trace has it, in us. number: what a kernel or copy shares with its launch."""
-    if not is_time(start) or not is_time(end):
-        raise ValueError(f"{clean(name)} lasts from {start} to {end} ns")
-    event = {"name": re.sub(r"_v\d+$", "", clean(name)), "ts": start / 1e3, "dur": (end - start) / 1e3}
-    return event | {"pid": process, "tid": thread, "args": {"correlation": number}}
+def host_calls(rows):
+    """Return the host's calls as a trace has them, in us and in order of time, and notes on those without times.
+
+    rows: (name, start, end, process, thread, number) of each, in ns; the number is what kernels share with it.
+    """
+    found = []
+    empty = 0
+    for name, start, end, process, thread, number in rows:
+        if start is None or end is None or (end == 0 and start >= 0):
+            empty += 1
+            continue
+        if not is_time(start) or not is_time(end):
+            raise ValueError(f"{clean(name)} lasts from {start} to {end} ns")
+        event = {"name": re.sub(r"_v\d+$", "", clean(name)), "ts": start / 1e3, "dur": (end - start) / 1e3}
+        found.append(event | {"pid": process, "tid": thread, "args": {"correlation": number}})
+    found.sort(key=lambda event: event["ts"])
+    words = f"Without times (0 in the file): {empty:,} calls of the CPU, which are left out."
+    return found, [words] if empty else []
 
 
 def profiles_of(path, rows, host, gpu, warnings=(), notes=()):
-    """Return the profiles of rows. host: the host's calls, each from host_call, in order of time."""
+    """Return the profiles of rows. host: the host's calls, as host_calls returns them."""
     if all(row.kind == "copy" for row in rows):
         check_kernels_are_there(host)
     launches = launch_table(host, {row.launch for row in rows} - {None})

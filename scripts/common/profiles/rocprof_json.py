@@ -1,6 +1,6 @@
 """Read what rocprofv3 --output-format json writes. Standard library only."""
 
-from common.profiles.launches import Row, host_call, profiles_of
+from common.profiles.launches import Row, host_calls, profiles_of
 from common.profiles.model import ONE_BY_ONE, WITH_LAUNCHES
 
 
@@ -42,9 +42,9 @@ def read_rocprof_json(path, content, gpu):
         for one in calls:
             name = kinds[one["kind"]]["operations"][one["operation"]]
             span = (one["start_timestamp"], one["end_timestamp"])
-            host.append(host_call(name, *span, process, one.get("thread_id"), number_of(one)))
-    host.sort(key=lambda event: event["ts"])
-    return profiles_of(path, rows, host, gpu, warnings, notes)
+            host.append((name, *span, process, one.get("thread_id"), number_of(one)))
+    host, left_out = host_calls(host)
+    return profiles_of(path, rows, host, gpu, warnings, [*notes, *left_out])
 
 
 def number_of(record):

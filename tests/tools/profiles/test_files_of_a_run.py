@@ -304,3 +304,21 @@ def test_counters_without_times_may_be_of_the_same_run(tmp_path, capsys):
     found = idle_of(path, capsys)
     assert found["launch_bound"] is True
     assert found["remarks"][-1].startswith("If 7_counter_collection.csv is of the same run, its kernels ran one by one")
+
+
+@pytest.mark.parametrize("kind", [*BY_NAME, "rocpd", "nsys"])
+def test_calls_of_the_host_without_times_are_left_out(kind, tmp_path):
+    """A NULL in a database refused the whole file."""
+    events = [*pair(390), {**pair(390)[0], "ts": -CLOCK_US, "dur": 0, "args": {"correlation": 9}}]
+    if kind in BY_NAME:
+        path = BY_NAME[kind](events, tmp_path)
+    else:
+        path = database_of(events, kind, tmp_path / "x.db")
+        calls = "regions" if kind == "rocpd" else "CUPTI_ACTIVITY_KIND_RUNTIME"
+        with contextlib.closing(sqlite3.connect(path)) as connection:
+            connection.execute(f"DELETE FROM {calls} WHERE start < 0")  # of the other process
+            connection.execute(f"UPDATE {calls} SET end = NULL WHERE end = 0")
+            connection.commit()
+    profile = read_profile(path)
+    assert "Without times (0 in the file): 1 calls of the CPU, which are left out." in profile.notes
+    assert min(event["ts"] for event in profile.host) > 0 and profile.calls[1].launch
