@@ -35,7 +35,7 @@ import fusion_ablation_study as ablation
 from common.command_line import PRESETS, SHORT_PRECISIONS, Failure, Parser
 from common.formulas.occupancy import TARGETS
 from common.machine.environment import numbers, rocm_builds
-from common.measuring.suite_results import MODELS, configurations, ratios_between, table_of
+from common.measuring.suite_results import MODELS, SCRIPT_OF, configurations, ratios_between, table_of
 from common.profiles.formats import table_of_formats
 from common.ratios import counted, furthest, gain_text, noise_line, noisiest, noisiest_line, ratios
 from common.tables import known, markdown_table, rounded
@@ -336,30 +336,48 @@ def graph_table(recorded):
 RIVALS = ("torch.compile", "Liger")  # beside PyTorch's own function, which every record has
 
 
-def rivals_table(folder):
-    """Return each of version 3's kernels beside its rivals, from the newest record below a folder that timed them.
+def kernels_of_rivals(folder):
+    """Return record.json, Record and runs of the newest part kernels below a folder that timed rivals, or None.
 
-    Each file kernels*.json is a run of its own; None without such a record.
+    Each file kernels*.json is a run of its own.
     """
     found = []
     for record in folder.glob("*/kernels/record.json"):
-        runs = [json.loads(path.read_text())["operations"] for path in sorted(record.parent.glob("kernels*.json"))]
-        if any(c["name"] in RIVALS for run in runs for operation in run for c in operation["candidates"]):
+        runs = [json.loads(path.read_text()) for path in sorted(record.parent.glob("kernels*.json"))]
+        operations = [operation for run in runs for operation in run["operations"]]
+        if any(c["name"] in RIVALS for operation in operations for c in operation["candidates"]):
             found.append((json.loads(record.read_text()), Record(record.parents[1]), runs))
-    if not found:
+    return max(found, key=lambda one: one[0]["date"], default=None)
+
+
+def against_v3(runs):
+    """Return for each operation its name, version 3's times in us, and for each candidate its ratios, run by run."""
+    found = []
+    for operation in zip(*(run["operations"] for run in runs), strict=True):
+        us = [{c["name"]: c["us"]["median"] for c in run["candidates"] if "us" in c} for run in operation]
+        names = [name for name in us[0] if name != "V3" and all(name in times for times in us)]
+        ratios_of = {name: [times[name] / times["V3"] for times in us] for name in names}
+        found.append((f"{operation[0]['operation']}, {operation[0]['size']}", [times["V3"] for times in us], ratios_of))
+    return found
+
+
+def rivals_table(folder):
+    """Return each of version 3's kernels beside its rivals, from the newest record below a folder that timed them.
+
+    A kernel whose only rival is PyTorch is not in the table. A candidate that was faster is named all the same.
+    """
+    newest = kernels_of_rivals(folder)
+    if not newest:
         return None
-    record, recorded, runs = max(found, key=lambda one: one[0]["date"])
+    record, recorded, runs = newest
     names = ("PyTorch", *RIVALS)
     lines = []
     faster = []
-    for operation in zip(*runs, strict=True):
-        us = [{c["name"]: c["us"]["median"] for c in run["candidates"] if "us" in c} for run in operation]
-        ratios = {name: [times[name] / times["V3"] for times in us] for name in names if all(name in t for t in us)}
-        if ratios.keys() & {*RIVALS}:
-            name = f"{operation[0]['operation']}, {operation[0]['size']}"
-            cells = [with_range(ratios[rival]) if rival in ratios else "-" for rival in names]
-            lines.append([name, f"{statistics.median(times['V3'] for times in us):,.1f}", *cells])
-            faster += [f"{rival}'s {name}" for rival, found in ratios.items() if max(found) < 1]
+    for name, us, ratios_of in against_v3(runs):
+        faster += [f"{rival}'s {name}" for rival, found in ratios_of.items() if max(found) < 1]
+        if ratios_of.keys() & {*RIVALS}:
+            cells = [with_range(ratios_of[rival]) if rival in ratios_of else "-" for rival in names]
+            lines.append([name, f"{statistics.median(us):,.1f}", *cells])
     told = f"{counted(len(runs), 'run')}, one after the other. Faster than V3's in every run: {'; '.join(faster)}."
     header = ["V3's kernel", "V3 us", *(f"{name}'s time / V3's" for name in names)]
     return f"{origin(record, recorded)} {told}\n\n{markdown_table(header, lines)}"
@@ -554,6 +572,13 @@ def faults_of_record(recorded):
     for column in [*rungs.all_columns(recorded, "ladder"), *columns]:
         ran = {(rungs.script_of(rung), column.told[name]["script_sha256"]) for name, rung in column.rungs.items()}
         faults += faults_of_commit(column.content["record"]["commit"], ran)
+    kernels = recorded.holding("kernels").json("kernels", "kernels.json")
+    timed = [(kernels["record"], [kernels])] if kernels else []
+    if newest := kernels_of_rivals(recorded.folder.parent):
+        timed.append((newest[0], newest[2]))
+    for record, runs in timed:
+        ran = {(SCRIPT_OF["v3"], run["environment"]["script_sha256"]) for run in runs if "environment" in run}
+        faults += faults_of_commit(record["commit"], ran)
     return [*dict.fromkeys(faults)]
 
 

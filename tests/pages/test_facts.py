@@ -9,9 +9,9 @@ import re
 import pytest
 
 from common.ratios import furthest, ratios
-from maintain import facts, pictures, rungs
+from maintain import facts, ladder, pictures, rungs
 from maintain.pages import fill_facts
-from maintain.records import newest_record
+from maintain.records import RECORDED, newest_record
 
 RECORD = newest_record()
 OTHER = facts.newest_of("H200")
@@ -124,6 +124,26 @@ def test_a_graph_of_the_whole_step_takes_no_memory():
     peaks = {(row["model"], row["preset"], row["captured"]): row["peak_memory_mb"] for row in rows}
     found = [(peaks[model, preset, True], eager) for (model, preset, captured), eager in peaks.items() if not captured]
     assert len(found) >= 10 and all(abs(graph - eager) < 1 for graph, eager in found)
+
+
+NEAR_A_COPY = {"RMSNorm forward", "RMSNorm + residual forward", "SwiGLU forward"}
+
+
+def test_only_in_the_forward_of_norm_and_swiglu_do_all_three_run_at_about_a_copy_s_speed():
+    _, _, runs = ladder.kernels_of_rivals(RECORDED)
+    for run in runs:
+        near = set()
+        for operation in run["operations"]:
+            three = [c["share"] for c in operation["candidates"] if c["name"] in ("V3", *ladder.RIVALS)]
+            if operation["unit"] == "GB/s" and len(three) == 3 and all(0.9 < share < 1.05 for share in three):
+                near.add(operation["operation"])
+        assert near == NEAR_A_COPY
+
+
+def test_only_attention_and_adamw_have_no_other_rival_than_pytorch():
+    _, _, runs = ladder.kernels_of_rivals(RECORDED)
+    alone = {name for name, _, ratios in ladder.against_v3(runs) if not ratios.keys() & {*ladder.RIVALS}}
+    assert {re.split("[, ]", name)[0] for name in alone} == {"attention", "AdamW"}
 
 
 # ---------------------------------------------------------------- markers

@@ -576,6 +576,21 @@ def test_check_is_red_where_another_script_ran_than_the_commit_has(page, recorde
     assert f"tiny_llama_v1.py of commit {results['record']['commit'][:10]} is not what ran" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("name", ["toy_2026-01-02", "rivals_2026-01-03"])
+def test_kernels_timed_with_another_script_than_the_commit_s_are_a_fault(recorded, name):
+    """Those of the run that makes the pages, and those beside rivals, which are a folder of their own."""
+    rivals = [operation_of("norm", V3=10, PyTorch=30, torch_compile=9)]
+    kernels_of(recorded.parent / "rivals_2026-01-03", "2026-01-03", rivals, rivals)
+    assert ladder.faults_of_record(records.Record(recorded)) == []
+    folder = recorded.parent / name / "kernels"
+    commit = description.git("rev-parse", "HEAD")
+    (folder / "record.json").write_text(json.dumps(RECORD | {"date": "2026-01-03", "commit": commit}))
+    last = max(folder.glob("kernels*.json"))
+    last.write_text(json.dumps(json.loads(last.read_text()) | {"environment": {"script_sha256": "0"}}))
+    (fault,) = ladder.faults_of_record(records.Record(recorded))
+    assert fault.endswith(f"tiny_llama_v3.py of commit {commit[:10]} is not what ran")
+
+
 def test_the_newest_complete_run_is_the_default_and_contributed_ones_make_no_pages(tmp_path, monkeypatch):
     monkeypatch.setattr(records, "RECORDED", tmp_path)
     with pytest.raises(ValueError, match="no complete recorded run"):
@@ -605,7 +620,8 @@ def test_the_pages_say_what_was_recorded():
 
 
 def operation_of(name, **us):
-    candidates = [{"name": one.replace("_", "."), "reason": None, "us": {"median": ms}} for one, ms in us.items()]
+    names = {"torch_compile": "torch.compile", "SDPA_flash": "SDPA flash", "SDPA_cudnn": "SDPA cudnn"}
+    candidates = [{"name": names.get(one, one), "reason": None, "us": {"median": ms}} for one, ms in us.items()]
     refused = {"name": "SDPA math", "reason": "no kernel"}
     return {"operation": name, "size": "4 x 8", "unit": "GB/s", "candidates": [*candidates, refused]}
 
@@ -619,9 +635,15 @@ def kernels_of(folder, date, *runs):
 
 
 def test_kernels_beside_their_rivals(tmp_path):
-    """From the newest record that timed a rival; medians with their range; who was faster in every run is named."""
+    """From the newest record that timed a rival; medians with their range.
+
+    Who was faster in every run is named, also beside a kernel that has no row.
+    """
     runs = [
-        [operation_of("norm", V3=10, PyTorch=30, torch_compile=9, Liger=9 + more), operation_of("own", V3=1)]
+        [
+            operation_of("norm", V3=10, PyTorch=30, torch_compile=9, Liger=9 + more),
+            operation_of("own", V3=10, SDPA_flash=9 + more, SDPA_cudnn=9),
+        ]
         for more in (0, 3, 0)
     ]
     kernels_of(tmp_path / "old", "2026-01-01", *reversed(runs))
@@ -629,6 +651,6 @@ def test_kernels_beside_their_rivals(tmp_path):
     kernels_of(tmp_path / "newest without", "2026-01-03", [operation_of("norm", V3=10, PyTorch=20)])
     told, table = ladder.rivals_table(tmp_path).split("\n\n")
     assert "scripts/recorded/new`" in told and "3 runs" in told
-    assert told.endswith("Faster than V3's in every run: torch.compile's norm, 4 x 8.")
+    assert told.endswith("Faster than V3's in every run: torch.compile's norm, 4 x 8; SDPA cudnn's own, 4 x 8.")
     assert table.splitlines()[2:] == ["| norm, 4 x 8 | 10.0 | 3.00 | 0.90 | 0.90 (0.90 to 1.20) |"]
     assert ladder.rivals_table(tmp_path / "old") is None  # no record is below it
