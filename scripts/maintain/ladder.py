@@ -560,11 +560,17 @@ def tables_of(recorded):
     return {name: text for name, text in made.items() if text}
 
 
+SUITES = ("headline", "graph", "ddp", "ddp_four_gpus")  # the parts that benchmark_suite.py writes
+
+
 def faults_of_record(recorded):
     """Return which scripts that ran are not those of their commit."""
-    results = recorded.suite()
-    ran = {(run["case"].script, run["script_sha256"]) for run in results["runs"]}
-    faults = faults_of_commit(results["record"]["commit"], ran)
+    faults = []
+    for part in SUITES:
+        results = recorded.holding(part).suite(part)
+        ran = {(run["case"].script, run["script_sha256"]) for run in results["runs"]}
+        if ran:
+            faults += faults_of_commit(results["record"]["commit"], ran)
     columns = [column for record, column in ladders_of_gpus(recorded) if record is not recorded]
     columns += rungs.all_columns(recorded.holding("peers"), "peers")
     columns += rungs.columns_over_vocabulary(recorded.holding("vocabulary-*")).values()

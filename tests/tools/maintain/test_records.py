@@ -576,6 +576,16 @@ def test_check_is_red_where_another_script_ran_than_the_commit_has(page, recorde
     assert f"tiny_llama_v1.py of commit {results['record']['commit'][:10]} is not what ran" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("part", ["graph", "ddp"])
+def test_another_script_than_the_commit_s_is_a_fault_of_every_part_of_the_suite(recorded, part):
+    assert ladder.faults_of_record(records.Record(recorded)) == []
+    results = read_results(recorded / part / "suite.json")
+    results["record"]["commit"] = description.git("rev-parse", "HEAD")
+    write_results(results, recorded / part / "suite.json")
+    faults = ladder.faults_of_record(records.Record(recorded))
+    assert faults and all(fault.endswith("is not what ran") for fault in faults)
+
+
 @pytest.mark.parametrize("name", ["toy_2026-01-02", "rivals_2026-01-03"])
 def test_kernels_timed_with_another_script_than_the_commit_s_are_a_fault(recorded, name):
     """Those of the run that makes the pages, and those beside rivals, which are a folder of their own."""
