@@ -116,6 +116,14 @@ def test_an_update_is_too_small_below_the_rounding_of_the_largest_weight(gradien
     assert check_training.too_small([record], groups) == [record] * is_small
 
 
+@pytest.mark.parametrize(("dtype", "is_small"), [(torch.float32, True), (torch.float16, False)])
+def test_an_update_that_16_bits_round_away_is_none_too_small(dtype, is_small):
+    """It is a finding: float32 weights would keep it."""
+    record = record_of([Seen(0, 1e-12, False)])
+    record.param = nn.Parameter(torch.ones(2, dtype=dtype))
+    assert check_training.too_small([record], [{"params": [record.param], "lr": 1e-3}]) == [record] * is_small
+
+
 @pytest.mark.parametrize(("steps", "found"), [(2, []), (3, ["same_input", "loss_constant"])])
 def test_the_same_input_and_the_same_loss_need_three_steps(steps, found):
     step = Step(inputs={7}, loss=torch.tensor(2.5))
