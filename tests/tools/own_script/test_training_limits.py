@@ -121,7 +121,8 @@ def test_an_update_that_16_bits_round_away_is_none_too_small(dtype, is_small):
     """It is a finding: float32 weights would keep it."""
     record = record_of([Seen(0, 1e-12, False)])
     record.param = nn.Parameter(torch.ones(2, dtype=dtype))
-    assert check_training.too_small([record], [{"params": [record.param], "lr": 1e-3}]) == [record] * is_small
+    groups = [{"params": [record.param, torch.ones(1)], "lr": 1e-3}]
+    assert check_training.too_small([record], groups) == [record] * is_small
 
 
 @pytest.mark.parametrize(("steps", "found"), [(2, []), (3, ["same_input", "loss_constant"])])
