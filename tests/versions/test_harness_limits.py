@@ -102,6 +102,19 @@ def test_the_last_window_of_a_text_is_drawn_too(tmp_path):
     assert set(tokens[:, 0].tolist()) == {97, 98} and labels.max() == 106
 
 
+@pytest.mark.parametrize(
+    ("files", "text"), [(["only one"], b"only one"), (["one", "two\n"], b"one\ntwo\n"), (["1", "2", "3"], b"1\n2\n3")]
+)
+def test_a_line_break_stands_between_two_files_of_a_folder_and_not_after_the_last(files, text, tmp_path):
+    """In the order of their names; a folder in it is left out."""
+    (tmp_path / "0").mkdir()
+    for number, content in reversed([*enumerate(files, 1)]):
+        (tmp_path / f"{number}.txt").write_text(content)
+    script = load_version(1)
+    options = script.parse_options([*SIZES, "--seq-len", "4", "--data", str(tmp_path)])
+    assert script.load_data(options).bytes.tobytes() == text
+
+
 @pytest.mark.parametrize(("place", "taken"), [(7999, False), (8000, True)])
 def test_a_nul_byte_among_the_first_8000_makes_a_file_binary(place, taken, tmp_path):
     """As for git."""
