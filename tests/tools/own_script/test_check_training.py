@@ -2145,6 +2145,20 @@ def test_a_mistyped_option_is_answered_with_the_nearest_one(capsys):
     refused(check_training.main, ["--stepps", "3", "--", "x.py"], capsys, "--stepps; did you mean --steps?")
 
 
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--steps", "0"], "--steps must be at least 1, got 0"),
+        (["--steps", "1"], "x.py does not exist"),
+        (["--peak", "989"], "--peak must be two numbers such as 989,4.8, got 989"),
+        (["--peak", "1,2,3"], "--peak must be two numbers such as 989,4.8, got 1,2,3"),
+        (["--peak", "989,4.8"], "x.py does not exist"),
+    ],
+)
+def test_numbers_of_options_are_taken_or_refused(options, words, capsys):
+    refused(check_training.main, [*options, "--", "x.py"], capsys, words)
+
+
 CLOSURE = """
 def closure():
     optimizer.zero_grad()
