@@ -85,15 +85,23 @@ def spans(numbers):
     return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
 
+def numbers_of(rows, whole):
+    """Return the number that each row has in the whole, or None for a row that is not there."""
+    places = [(whole == row).all(1).nonzero().flatten().tolist() for row in rows]
+    return [place[0] if place else None for place in places]
+
+
 def describe_cut(part, whole, right, what):
-    """Return which rows a rank keeps, if they are others than the right ones. part, right: [rank, row, column]."""
+    """Return which rows the first wrong rank keeps, and which ones it needs. part, right: [rank, row, column]."""
     for rank, (mine, wanted) in enumerate(zip(part, right, strict=True)):
-        held, needed = ([(whole == row).all(1).nonzero().flatten().tolist() for row in rows] for rows in (mine, wanted))
-        if not all(held):
-            return f"rank {rank} keeps {what} that are none of the whole's"
-        if held != needed:
-            said = f"rank {rank} keeps the {what} {spans([row[0] for row in held])}"
-            return f"{said}, and needs {spans([row[0] for row in needed])}"
+        held = numbers_of(mine, whole)
+        needed = numbers_of(wanted, whole)
+        if held == needed:
+            continue
+        kept = f"{what} that the whole doesn't have"
+        if None not in held:
+            kept = f"the {what} {spans(held)}"
+        return f"rank {rank} keeps {kept}, and needs {spans(needed)}"
     return None
 
 
@@ -225,7 +233,7 @@ TASK = Task(
             "down.chunk(size, dim=1)[rank]",
             "down.reshape(size, len(down), -1)[rank]",
             "columns",
-            says="rank 0 keeps columns that are none of the whole's",
+            says="rank 0 keeps columns that the whole doesn't have, and needs 0 to 2",
         ),
         "all parts in place of one": Mistake(
             "down.chunk(size, dim=1)[rank]",
