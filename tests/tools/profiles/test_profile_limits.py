@@ -8,7 +8,7 @@ import pytest
 
 from common import files
 from common.command_line import Failure
-from common.profiles import collectives, csv_files, databases, gemms, idle, launches, limits, roofline, trace_events
+from common.profiles import collectives, csv_files, gemms, idle, launches, limits, roofline, trace_events
 from common.profiles.model import Kernel, Launch, Operation, Profile, overruns, untimed
 from common.profiles.perfetto import varint
 
@@ -50,7 +50,7 @@ def test_kernels_of_a_database_are_missed_if_most_name_a_launch(named, told):
     """Of ten; the others name calls of another layer, such as HSA's."""
     rows = [SimpleNamespace(kind="kernel", launch=i if i < named else 100 + i, process=7) for i in range(10)]
     host = [{"name": "cudaLaunchKernel", "ts": i, "dur": 1, "pid": 7, "args": {"correlation": i}} for i in range(10)]
-    found = databases.lost_of(rows, host, dict.fromkeys(range(10)))
+    found = launches.lost_of(rows, host, dict.fromkeys(range(10)))
     assert [f"{10 - named} of 10 launches have no kernel" in words for words in found] == [True] * told
 
 
