@@ -80,6 +80,17 @@ def test_a_load_of_one_element_beside_a_tensor_is_stray_as_far_as_its_band_reach
         assert watch.fault is None and watch.not_loaded() == []
 
 
+@pytest.mark.parametrize(("size", "undefined"), [(1, False), (2, True)])
+@pytest.mark.parametrize("kind", [strict.tl.float16, strict.tl.float32, strict.tl.float64])
+def test_what_a_masked_load_without_other_reads_is_undefined_from_two_elements_on(size, undefined, kind):
+    """Of one element Triton drops an other of zero on the way to the interpreter."""
+    load = strict.without_other(lambda builder, pointers, mask, other: other)
+    pointers = SimpleNamespace(data=np.zeros(size, np.uint64), get_element_ty=lambda: kind)
+    found = load(None, pointers, None, None)
+    assert (found is not None and bool(np.isnan(found.data).all())) is undefined
+    assert load(None, pointers, None, "zero") == "zero"
+
+
 @pytest.mark.parametrize("place", [BAND + 5, -BAND - 1])
 def test_what_lies_beyond_the_band_is_of_another_tensor(place):
     watch, tensor = watched()
@@ -314,8 +325,8 @@ def test_a_typical_error_gives_what_the_answer_gives_within_a_percent(error, sam
 @pytest.mark.parametrize(
     ("factor", "said"),
     [
-        (2 * (1 + 0.9e-3), "every element is 2 times"),
-        (2 * (1 + 1.1e-3), "every element is 2.002 times"),
+        (2 * (1 + 0.95e-3), "every element is 2 times"),
+        (2 * (1 + 1.05e-3), "every element is 2.002 times"),
         (1.099, "every element is 9.9 % too large"),
         (0.901, "every element is 9.9 % too small"),
         (1.101, "every element is 1.101 times"),
@@ -326,7 +337,7 @@ def test_a_factor_has_its_name_within_a_thousandth_and_is_a_percentage_within_a_
     assert judge.describe_factor(factor).startswith(said)
 
 
-@pytest.mark.parametrize(("off", "told"), [(0.9e-3, True), (1.1e-3, False)])
+@pytest.mark.parametrize(("off", "told"), [(0.95e-3, True), (1.05e-3, False)])
 @pytest.mark.parametrize(("factor", "said"), [(3, "summed"), (1 / 3, "divided")])
 def test_a_factor_is_that_of_the_ranks_within_a_thousandth(factor, said, off, told):
     judged = judge_of()

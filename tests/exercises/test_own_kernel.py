@@ -424,6 +424,14 @@ def test_what_is_a_fault(tmp_path, arguments, kind, said):
     assert verdict["kind"] == kind and said in verdict["sentence"], verdict
 
 
+@interpreted
+@pytest.mark.parametrize(("units", "passes"), [(8, True), (9, False)])
+def test_a_result_may_be_off_by_a_millionth(units, passes, tmp_path):
+    """Eight units in the last place of 1 are 0.95e-6, nine 1.07e-6; PyTorch's own result has no error."""
+    verdict = small(tmp_path, f"tl.store(y_ptr + i, 0 * x + {1 + units * 2**-23!r}, mask=i < n)", "0 * x + 1")
+    assert verdict["passed"] == passes, verdict
+
+
 OPERATION = """
 library = torch.library.Library("test_own_kernel", "FRAGMENT")
 library.define("doubled(Tensor x) -> Tensor")

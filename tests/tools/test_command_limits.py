@@ -22,6 +22,7 @@ import optimize_batch_size as batch_tool
 import performance_regression_test as regression
 import quickstart
 import run_deepspeed_flops as flops_tool
+from common import command_line
 from common.command_line import Failure
 from common.formulas import tf32
 from common.machine import gemm_probe, room
@@ -158,6 +159,15 @@ def test_a_gemm_stalls_if_it_takes_a_hundred_times_what_it_needs(times, stalled,
     else:
         gemm_probe.probe("bfloat16", "cpu")
         assert "100.0 times what it needs" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("text", "number"), [("1", 1), ("+2", 2), ("0", None), ("-1", None), ("1.0", None)])
+def test_a_positive_number_is_a_whole_one_from_1_on(text, number):
+    if number:
+        assert command_line.positive(text) == number
+    else:
+        with pytest.raises((argparse.ArgumentTypeError, ValueError)):
+            command_line.positive(text)
 
 
 @pytest.mark.parametrize(("text", "number"), [("1e-9", 1e-9), ("0", None), ("-1", None), ("inf", None)])
