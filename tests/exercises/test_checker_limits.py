@@ -592,6 +592,15 @@ def test_a_rank_of_the_ring_sends_its_share_and_no_byte_more(monkeypatch):
         raises(finished("25", monkeypatch, records, **simulated)[1], "bytes", said)
 
 
+@pytest.mark.parametrize(("share", "told"), [(1.009, False), (1.011, True)])
+def test_a_ring_that_takes_a_hundredth_longer_is_told_of_a_faster_one(share, told, monkeypatch):
+    """Six steps of 1200 bytes at 100 bytes per us, each with a latency of 5 us."""
+    least = 6 * (5 + 1200 / 100)
+    stub = {"simulate": lambda records: SimpleNamespace(total=share * least)}
+    words = finished("25", monkeypatch, [record(7200, 6)] * 4, **stub)[1]()
+    assert ("a ring whose batches send and receive at once takes 102" in words) is told
+
+
 @pytest.mark.parametrize(("exposed", "wrong"), [(1.0, False), (1.001, True)])
 def test_one_and_a_half_buckets_a_step_may_be_exposed(exposed, wrong, monkeypatch):
     """Of buckets that take 10 us each."""

@@ -266,14 +266,16 @@ def test_a_step_that_overflows_is_tried_again_with_a_lower_scale():
     assert trainer.graph is None
 
 
-def test_a_step_that_always_overflows_is_not_tried_for_ever():
+@pytest.mark.parametrize("tried", [[4.0, 2.0], [8.0, 4.0, 2.0, 1.0]])
+def test_a_step_that_always_overflows_is_not_tried_for_ever(tried):
+    """The scale is 1 after the first two steps, or 2 after them and less after two more."""
     _, trainer = train(4, [*SIZES, "--device", "cpu", "--no-graph", *HALF], steps=0)
     trainer.model.norm.weight.register_hook(lambda gradient: gradient * torch.inf)
     scales = []
     launch = trainer.launch
     trainer.launch = lambda: scales.append(trainer.scaler.get_scale()) or launch()
-    trainer.run_two_steps({**trainer.initial, "scaler": trainer.initial["scaler"] | {"scale": 4.0}})
-    assert scales == [4.0, 2.0]
+    trainer.run_two_steps({**trainer.initial, "scaler": trainer.initial["scaler"] | {"scale": tried[0]}})
+    assert scales == tried
 
 
 @ON_CPU

@@ -309,6 +309,19 @@ def test_a_rung_that_fails_stops_no_other(stubbed):
     assert (told["e"]["status"], told["e"]["reason"]) == ("not available", "not captured: a CPU has no graphs")
 
 
+@pytest.mark.parametrize(("names", "crowded"), [("ab", "b"), ("b", "")])
+def test_a_rung_that_runs_alone_and_has_no_room_has_failed(names, crowded, monkeypatch):
+    """Beside one more it only waits for its turn."""
+    monkeypatch.setattr(rounds, "WarmProcess", Stub)
+    monkeypatch.setattr(Stub, "log", ["start"] * 3)
+    programs = {"a": (1, ["a"]), "b": (1, ["b", "no room"])}
+    told = {name: {} for name in programs}
+    work = rounds.Rounds(programs, told, [], True, 2)
+    with rounds.Processes() as running:
+        assert work.warm(list(names), running, 10) == list(crowded)
+    assert (told["b"].get("reason") == "out of memory") == (not crowded)
+
+
 @pytest.mark.parametrize("why", ["no room", "no room to capture"])
 def test_what_has_no_room_runs_afterwards_beside_what_it_is_compared_with(stubbed, why):
     programs = {"a": [], "b": [], "c": [], "d": [why]}
