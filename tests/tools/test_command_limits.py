@@ -349,6 +349,24 @@ def test_memory_grows_quadratically_from_a_quarter_of_its_growth_on(peaks, growt
     assert memory_scaling.growth([0, 1, 3], peaks)["growth"] == growth
 
 
+@pytest.mark.parametrize(("own", "threshold"), [(None, "65536"), ("7", "7")])
+def test_a_process_returns_the_memory_that_it_frees(own, threshold, monkeypatch):
+    """Or how much glibc keeps would be measured; a setting of the user's own comes first."""
+    given = []
+
+    def train(script, options, environment):
+        given.append(environment)
+        return {"summary": {"peak_memory_mb": 1.0}}
+
+    monkeypatch.setattr(memory_scaling, "train", train)
+    monkeypatch.delenv("MALLOC_MMAP_THRESHOLD_", raising=False)
+    if own:
+        monkeypatch.setenv("MALLOC_MMAP_THRESHOLD_", own)
+    memory_scaling.measure([1], [8, 16], [], TimeLimit(None))
+    assert [environment["MALLOC_MMAP_THRESHOLD_"] for environment in given] == [threshold] * 2
+    assert all("PATH" in environment for environment in given)
+
+
 def test_two_lengths_show_no_curve():
     assert memory_scaling.growth([1, 2], [100, 200])["growth"] is None
     assert memory_scaling.growth([1, 2, 3], [100, 200, 300])["growth"] == "linear"

@@ -33,6 +33,18 @@ def test_a_twentieth_of_the_launches_may_lack_a_kernel(lost, told):
     assert [f"{lost} of 100 launches have no kernel" in words for words in found] == [True] * told
 
 
+def test_one_launch_waits_for_an_event_and_those_after_it_do_not():
+    """The next one of the thread that asked for it."""
+    names = ["cudaStreamWaitEvent", *["cudaLaunchKernel"] * 3]
+    threads = [1, 2, 1, 1]
+    runtime = [
+        {"name": name, "ts": i, "dur": 1, "pid": 9, "tid": thread, "args": {"correlation": i}}
+        for i, (name, thread) in enumerate(zip(names, threads, strict=True))
+    ]
+    found = launches.launch_table(runtime, {1, 2, 3})
+    assert [found[number][9].after_wait for number in (1, 2, 3)] == [False, True, False]
+
+
 @pytest.mark.parametrize(("lacking", "told"), [(1, False), (2, True)])
 def test_a_twentieth_of_the_replays_may_lack_a_kernel(lacking, told):
     """Of twenty, whose kernels are two; what is lost is the last one."""
