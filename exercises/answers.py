@@ -107,11 +107,19 @@ def grade(jobs, timeout=TIMEOUT, target=None, program="grading.py"):
 
 
 def compile_passed(jobs, verdicts, timeout):
-    """Change the verdicts on answers that passed in Triton's interpreter to what its compiler says."""
+    """Change the verdicts on answers that passed in Triton's interpreter to what its compiler says.
+
+    A kernel of the user's own that passed on a GPU is compiled as torch.compile does it.
+    """
+    environment = os.environ | {"TRITON_INTERPRET": "0", TARGET_VARIABLE: COMPILED_FOR}
+    ran = [i for i, verdict in enumerate(verdicts) if verdict["passed"] and verdict.get("for_models")]
+    with contextlib.suppress(Failure):  # it is right on this GPU
+        found = grade_apart([jobs[i] for i in ran], timeout, environment, "compilation.py") if ran else []
+        for i, compiled in zip(ran, found, strict=True):
+            verdicts[i]["sentence"] += f"; {compiled['in_models']}" if compiled.get("in_models") else ""
     chosen = [i for i, verdict in enumerate(verdicts) if verdict["passed"] and verdict.get("interpreted")]
     if not chosen:
         return
-    environment = os.environ | {"TRITON_INTERPRET": "0", TARGET_VARIABLE: COMPILED_FOR}
     try:
         found = grade_apart([jobs[i] for i in chosen], timeout, environment, "compilation.py")
     except Failure as error:

@@ -10,6 +10,7 @@ import contextlib
 import copy
 import inspect
 import pathlib
+import re
 import sys
 import time
 from unittest import mock
@@ -19,12 +20,15 @@ import torch
 import grading  # before Triton: it chooses between interpreter and compiler
 
 # isort: split
+import triton
 from triton import CompilationError
+from triton.compiler import ASTSource
 from triton.runtime.autotuner import Autotuner
 from triton.runtime.jit import JITFunction
 
 import own_kernel
-from amd.launch import launched_with
+from amd.launch import MOST_LANES, launched_with
+from common.formulas.occupancy import TARGETS
 from tile_compiler import obstacle
 
 SECONDS = 3  # of compiling before it is mentioned
@@ -32,6 +36,7 @@ LONG = 200  # letters of a reason, of which the first sentence is enough
 REMEDIES = {
     "Loop-carried variable": "start with a tile of that type, such as tl.zeros([BLOCK], tl.float32)",
     "Cannot access global variable": "pass it as an argument, or make it a tl.constexpr",
+    "has no attribute 'to'": "an argument that is 1 is a constant, so write tl.cast(STRIDE, tl.int64) with its name",
 }
 
 
@@ -49,13 +54,20 @@ def reason_of(error):
     if not text.strip():
         return None
     last = text.strip().splitlines()[-1]
-    for name in ("AssertionError", "NameError", "TypeError", "ValueError"):
+    for name in ("AssertionError", "AttributeError", "NameError", "TypeError", "ValueError"):
         if last.startswith((f"{name}('", f'{name}("')):
             last = last[len(name) + 2 : -2]
     return last.rstrip(".")
 
 
 def describe_refusal(function, error):
+    """Return words on what the compiler refuses, and what to do about it where that is known."""
+    place, reason = refused_line(function, error)
+    reason += "".join(f": {remedy}" for part, remedy in REMEDIES.items() if part in reason)
+    return f"{place}: Triton's interpreter runs it, but the compiler refuses it: {reason}"
+
+
+def refused_line(function, error):
     """Return the line that the compiler refuses, the innermost in the kernel's file, and why, in its first words.
 
     Of a function that the kernel calls, each caller's error has the function's as its cause.
@@ -70,53 +82,112 @@ def describe_refusal(function, error):
     reason = reason or "it does not say why"
     if len(reason) > LONG:
         reason = reason.partition(". ")[0]
-    reason += "".join(f": {remedy}" for part, remedy in REMEDIES.items() if part in reason)
-    place = f"line {line}" if line else function.__name__
-    return f"{place}: Triton's interpreter runs it, but the compiler refuses it: {reason}"
+    return f"line {line}" if line else function.__name__, reason
+
+
+def refuse_warps(warps):
+    """Return why a program cannot have so many warps, or None."""
+    if warps < 1 or warps & (warps - 1):
+        return f"num_warps {warps} is not a power of 2"
+    threads = warps * TARGETS[grading.TARGET].warp_size
+    if threads > MOST_LANES:
+        given = f"num_warps {warps} gives a program {threads:,} threads on {grading.TARGET}"
+        return f"{given}, and {MOST_LANES:,} are the most"
+    return None
 
 
 class Compilation(contextlib.ExitStack):
     """Compile what is launched for the TARGET inside a `with`, and execute none of it.
 
-    kernels: names of those that were compiled. refused: None, or why the first other one was not.
+    in_models: compile kernels a second time as torch.compile does, which passes a Python number as float64.
+    kernels: names of those that were compiled. refused: None, or why the first other one was not. notes: words on what
+    is right, but not everywhere; a dict keeps their order. in_float64: None, or such words on numbers.
     """
 
-    def __init__(self):
+    def __init__(self, in_models=False):
         super().__init__()
-        self.kernels, self.refused = set(), None
+        self.kernels, self.refused, self.notes = set(), None, {}
+        self.in_models, self.wide, self.in_float64 = in_models, set(), None
+        self.configuration = ""  # words on the one that an autotuned kernel is compiled with
         self.start = time.monotonic()
+
+    def refuse(self, said):
+        self.refused = self.refused or f"{self.configuration}{said}"
 
     def compiling(self, run):
         """Return JITFunction.run that notes what the compiler refuses: an answer may catch the error."""
 
         def compile_kernel(kernel, *arguments, **options):
             name = kernel.__name__
-            if name not in self.kernels and time.monotonic() - self.start > SECONDS:
+            late = time.monotonic() - self.start > SECONDS
+            if name not in self.kernels and late and not torch.cuda.is_available():
                 print(f"   compiling {name} for {grading.TARGET}", flush=True)
+            if why := refuse_warps(options.get("num_warps", 4)):
+                self.refuse(f"{name}: {why}")
+                raise ValueError(why)
             try:
                 result = run(kernel, *arguments, **options)
             except own_kernel.DROPPED:
                 raise
             except Exception as error:
-                self.refused = self.refused or describe_refusal(kernel.fn, error)
+                self.refuse(describe_refusal(kernel.fn, error))
                 raise
             self.kernels.add(name)
+            if self.in_models and name not in self.wide:
+                self.wide.add(name)
+                self.compile_wide(kernel, result)
             return result
 
         return compile_kernel
 
+    def compile_wide(self, kernel, compiled):
+        """Note whether the compiler refuses a kernel that gets its numbers as float64, or computes all in float64."""
+        source = compiled.src
+        numbers = [name for name, kind in source.signature.items() if kind == "fp32"]
+        if not numbers:
+            return
+        signature = source.signature | dict.fromkeys(numbers, "fp64")
+        wide = ASTSource(source.fn, signature, source.constants, source.attrs)
+        options = {name: getattr(compiled.metadata, name) for name in ("num_warps", "num_stages")}
+        passes = f"torch.compile passes {' and '.join(numbers)} as float64"
+        remedy = "write " + " and ".join(f"tl.cast({name}, tl.float32)" for name in numbers)
+        try:
+            text = triton.compile(wide, target=compiled.metadata.target, options=options).asm["ttir"]
+        except own_kernel.DROPPED:
+            return
+        except Exception as error:
+            place, reason = refused_line(kernel.fn, error)
+            reason = re.split("[.!:] | in loop", reason)[0]
+            self.in_float64 = f"but {passes}, and then the compiler refuses {place}: {reason}: {remedy}"
+            return
+        if in_float64(text) > in_float64(compiled.asm["ttir"]):
+            said = f"but {passes}, and then {kernel.__name__} computes tiles in float64: {remedy}"
+            self.in_float64 = self.in_float64 or said
+
     def every_configuration(self, tuner, *arguments, **options):
         """Compile each tile of an autotuned kernel, and drop what an autotuner drops, unless nothing is left."""
-        configurations = own_kernel.configurations_of(tuner, arguments, options, tiles_alone=True)
+        name = tuner.base_fn.__name__
+        every = own_kernel.configurations_of(tuner, arguments, options, tiles_alone=False)
+        possible = [config for config in every if not refuse_warps(config.num_warps)]
+        for config in every:
+            why = refuse_warps(config.num_warps)
+            if why and (not possible or config.num_warps & (config.num_warps - 1)):
+                self.refuse(f"{name}: {why}")
+                raise ValueError(why)
+            if why:
+                self.notes[f"{name}: {why}, so Triton's autotuner drops it"] = None
         dropped = []
-        for configuration in configurations:
+        tiles = own_kernel.tiles_of(possible)
+        for config in tiles:
+            self.configuration = f"with {own_kernel.describe_configuration(config, every)}: " if len(every) > 1 else ""
             try:
-                tuner.fn.run(*arguments, **options, **configuration.all_kwargs())
+                tuner.fn.run(*arguments, **options, **config.all_kwargs())
             except own_kernel.DROPPED as error:
                 dropped.append(error)
-        if len(dropped) == len(configurations):
-            self.refused = self.refused or describe_refusal(tuner.base_fn, dropped[0])
+        if len(dropped) == len(tiles):
+            self.refuse(describe_refusal(tuner.base_fn, dropped[0]))
             raise dropped[0]
+        self.configuration = ""
 
     def __enter__(self):
         def run_tuner(tuner, *arguments, **options):
@@ -126,6 +197,11 @@ class Compilation(contextlib.ExitStack):
         self.enter_context(mock.patch.object(JITFunction, "run", self.compiling(JITFunction.run)))
         self.enter_context(mock.patch.object(Autotuner, "run", run_tuner))
         return self
+
+
+def in_float64(text):
+    """Return how many tiles of float64 there are in Triton's intermediate representation of a kernel."""
+    return len(re.findall("xf64>", text))
 
 
 def run_exercise(folder, path):
@@ -139,16 +215,20 @@ def run_exercise(folder, path):
 
 
 def run_own(folder):
-    """Call the user's function for the first case, and its backward."""
+    """Call the user's function and its backward for the first case, and where a size of 1 is compiled as a constant."""
     task = own_kernel.load_own_task(pathlib.Path(folder))
-    inputs = own_kernel.in_dtype(own_kernel.draw(task, task.cases[0]), task.dtypes[0])
-    leaves = own_kernel.gradients_of(task, inputs)
-    cotangents = own_kernel.draw_cotangents(task, inputs, leaves, "contiguous")
+    first, *others = task.cases
+    prepared = []
+    for sizes in [first, *(sizes for sizes in others if 1 in sizes.values())]:
+        inputs = own_kernel.in_dtype(own_kernel.draw(task, sizes), task.dtypes[0])
+        leaves = own_kernel.gradients_of(task, inputs)
+        prepared.append((inputs, leaves, own_kernel.draw_cotangents(task, inputs, leaves, "contiguous")))
 
     def call():
-        called = own_kernel.with_leaves(inputs, leaves)
-        results = own_kernel.named(task.function(*called.values()))
-        own_kernel.differentiate(results, called, leaves, cotangents)
+        for inputs, leaves, cotangents in prepared:
+            called = own_kernel.with_leaves(inputs, leaves)
+            results = own_kernel.named(task.function(*called.values()))
+            own_kernel.differentiate(results, called, leaves, cotangents)
 
     return call
 
@@ -159,7 +239,7 @@ def judge_compilation(folder, path):
     if why := obstacle():
         return {"passed": True, "sentence": f"not compiled: {why}"}
     call = run_own(folder) if path == "check" else run_exercise(folder, path)
-    compilation = Compilation()
+    compilation = Compilation(in_models=path == "check")
     stopped = None
     try:
         with compilation:
@@ -170,8 +250,11 @@ def judge_compilation(folder, path):
         return {"passed": False, "kind": "compile", "sentence": compilation.refused}
     if stopped:
         done = f"compiled for {target}: {', '.join(sorted(compilation.kernels)) or 'no kernel'}"
-        return {"passed": True, "sentence": f"{done}, and no more because of {stopped}"}
-    return {"passed": True, "sentence": f"compiles for {target}"}
+        said = f"{done}, and no more because of {stopped}"
+    else:
+        said = f"compiles for {target}"
+    notes = [*compilation.notes, *([compilation.in_float64] if compilation.in_float64 else [])]
+    return {"passed": True, "sentence": "; ".join([said, *notes]), "in_models": compilation.in_float64}
 
 
 if __name__ == "__main__":

@@ -315,6 +315,7 @@ def check_precedence(source):
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef) and node.decorator_list:
             check_truth_values(node)
+            check_calls(node)
         if not isinstance(node, ast.Compare):
             continue
         for operand in (node.left, *node.comparators):
@@ -367,6 +368,40 @@ def check_truth_values(kernel):
         said = f"{word} asks for one truth value, and a vector has many: use {sign}"
         said += ", and put each comparison into parentheses" * (word in ("and", "or"))
         raise Wrong("precedence", None, f"line {node.lineno}: {said}")
+
+
+PYTHON = ("math", "np", "numpy", "torch")  # modules whose functions take no tile
+TILES = ("load", "arange", "zeros", "full", "where", "sum", "max", "min", "exp", "exp2", "log", "sqrt", "rsqrt", "dot")
+
+
+def is_number(node):
+    return isinstance(node, ast.Constant) and isinstance(node.value, int)
+
+
+def check_calls(kernel):
+    """Raise Wrong where a kernel gives a tile to a function of Python, or asks for one of its elements."""
+    tiles = set()
+
+    def is_tile(node):
+        """Return True for what tl.load and its like return, for a name that holds it, and for arithmetic with it."""
+        if isinstance(node, ast.Call):
+            module, _, function = ast.unparse(node.func).rpartition(".")
+            return (module == "tl" and function in TILES) or (function == "to" and is_tile(node.func.value))
+        if isinstance(node, ast.Name):
+            return node.id in tiles
+        return isinstance(node, ast.BinOp | ast.UnaryOp) and any(map(is_tile, ast.iter_child_nodes(node)))
+
+    for node in sorted(ast.walk(kernel), key=lambda node: getattr(node, "lineno", 0)):
+        if isinstance(node, ast.Assign):
+            tiles.update(target.id for target, value in assigned(node) if is_tile(value))
+        if isinstance(node, ast.Call):
+            module, _, function = ast.unparse(node.func).rpartition(".")
+            if module in PYTHON and any(map(is_tile, node.args)):
+                said = f"{module}.{function} takes no tile: use tl.{function}, or compose it of functions of tl"
+                raise Wrong("crash", None, f"line {node.lineno}: {said}")
+        if isinstance(node, ast.Subscript) and is_tile(node.value) and is_number(node.slice):
+            said = "a tile has no elements to ask for: load that one, or sum the tile after tl.where makes the rest 0"
+            raise Wrong("crash", None, f"line {node.lineno}: {ast.unparse(node)}: {said}")
 
 
 def causes(error):

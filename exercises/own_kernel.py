@@ -12,6 +12,7 @@ import dataclasses
 import importlib
 import os
 import pathlib
+import re
 import statistics
 import sys
 from collections.abc import Callable
@@ -46,7 +47,8 @@ class OwnTask:
 
     function: takes the inputs in their order, as reference does, and launches kernels. path: of its file.
     cases: sizes, arguments of inputs. gradients: the inputs that are differentiated; None: all of floating point.
-    tolerance: relative error that is allowed in addition to twice PyTorch's.
+    tolerance: relative error that is allowed in addition to twice that of the reference, which is computed in float32
+    and rounded once where the dtype has 16 bits.
     contiguous: every caller's inputs are; gradients may lie in memory as they like all the same.
     timed: sizes for --time.
     """
@@ -68,14 +70,16 @@ class Way:
     """Hold one way to call the function.
 
     layout: of the tensor `of`, an input or "gradients". leaf: the only input that needs a gradient; None: all.
-    again: another call runs before the backward. tuned: each launch of an autotuned kernel runs it twice, as the
-    first one does, which times its configurations. configuration: the number of the one that they take.
+    again: another call runs before the backward. tenths: each number is a tenth of what inputs() gives.
+    tuned: each launch of an autotuned kernel runs it twice, as the first one does, which times its configurations.
+    configuration: the number of the one that they take.
     """
 
     of: str | None = None
     layout: str = "contiguous"
     leaf: str | None = None
     again: bool = False
+    tenths: bool = False
     tuned: bool = False
     configuration: int = 0
 
@@ -86,6 +90,8 @@ class Way:
             return f", {self.leaf} alone"
         if self.again:
             return ", two calls"
+        if self.tenths:
+            return ", a tenth of each number"
         return ", while it is tuned" if self.tuned else ""
 
 
@@ -201,19 +207,31 @@ def draw_cotangents(task, inputs, leaves, layout):
     return found
 
 
+def numbers_of(inputs):
+    """Return {name: number} of the inputs that are numbers and not whole."""
+    return {name: value for name, value in inputs.items() if isinstance(value, float) and value}
+
+
 def in_dtype(inputs, dtype):
     return {name: grading.in_dtype(value, dtype) for name, value in inputs.items()}
 
 
 def plain_results(task, inputs, leaves, cotangents, dtype):
-    """Return what PyTorch computes in this dtype, or computes in float32 and rounds where the CPU has no other way."""
-    try:
+    """Return what PyTorch computes in this dtype; where it has 16 bits, in float32, rounded once.
+
+    Some of its functions round what they add up to 16 bits. A kernel that does so, too, is no better for that.
+    """
+    if dtype.itemsize != 2:
         return defined(task, inputs, leaves, cotangents)
+    wide = defined(task, in_dtype(inputs, torch.float32), leaves, in_dtype(cotangents, torch.float32))
+    rounded = {name: value.to(dtype) if value.is_floating_point() else value for name, value in wide.items()}
+    try:
+        own = defined(task, inputs, leaves, cotangents)  # some results may be float32 all the same
     except RuntimeError as error:
         if "not implemented for" not in str(error):
             raise
-    wide = defined(task, in_dtype(inputs, torch.float32), leaves, in_dtype(cotangents, torch.float32))
-    return {name: value.to(dtype) if value.is_floating_point() else value for name, value in wide.items()}
+        return rounded
+    return {name: wide[name].to(value.dtype) for name, value in own.items()}
 
 
 def check_results(results, wanted, leaves, cotangents):
@@ -255,10 +273,13 @@ def configurations_of(tuner, arguments, options, tiles_alone):
     """
     tuner.nargs = dict(zip(tuner.arg_names, arguments, strict=False))
     left = tuner.prune_configs(options)
-    if not tiles_alone:
-        return left
+    return tiles_of(left) if tiles_alone else left
+
+
+def tiles_of(configurations):
+    """Return the first of those configurations that differ in warps or stages alone."""
     found = {}
-    for config in left:
+    for config in configurations:
         found.setdefault((str(config.kwargs), config.pre_hook), config)
     return list(found.values())
 
@@ -287,6 +308,10 @@ class Configurations(contextlib.ExitStack):
 
     def run(self, tuner, *arguments, **options):
         """Stand for Autotuner.run."""
+        name = tuner.base_fn.__name__
+        if unknown := [key for key in tuner.keys if key not in tuner.arg_names]:
+            said = f"key of its triton.autotune names {', '.join(unknown)}, and it has no such argument"
+            raise Wrong("autotune", None, f"{name}: {said}: one configuration would be taken for all sizes")
         found = configurations_of(tuner, arguments, options, tiles_alone=grading.INTERPRETED)
         self.most = max(self.most, len(found))
         self.times |= len(tuner.configs) > 1
@@ -342,17 +367,21 @@ def axis_names(shape, sizes):
 class Seen:
     """Collect what no single call can tell.
 
-    notes: words for a kernel that passes; a dict keeps their order. lines, repeated: as in Watch.
+    notes: words for a kernel that passes; a dict keeps their order. lines, repeated: as in Watch. watch: of the last
+    call, which the others do not hold yet.
     """
 
     notes: dict = dataclasses.field(default_factory=dict)
     lines: set = dataclasses.field(default_factory=set)
     repeated: set = dataclasses.field(default_factory=set)
+    watch: Watch | None = None
 
 
 def run_way(task, sizes, dtype, way, seen, configurations):
     """Raise Wrong unless a call and its backward do what the reference does."""
     values = in_dtype(draw(task, sizes), dtype)
+    if way.tenths:
+        values |= {name: value / 10 for name, value in numbers_of(values).items()}
     layouts = {name: way.layout if name == way.of else "contiguous" for name in values}
     given = {name: between_bands(value, layouts[name]) for name, value in tensors_of(values).items()}
     inputs = values | given
@@ -368,7 +397,7 @@ def run_way(task, sizes, dtype, way, seen, configurations):
 
     with GuardedMemory() as memory:
         watched = given | {f"d{name}": cotangent for name, cotangent in cotangents.items()}
-        watch = Watch(watched, {}, memory.tensors) if grading.INTERPRETED else None
+        seen.watch = watch = Watch(watched, {}, memory.tensors) if grading.INTERPRETED else None
         if watch:
             configurations.between = watch.start_launch
         with (
@@ -391,6 +420,9 @@ def run_way(task, sizes, dtype, way, seen, configurations):
     judge_way(task, sizes, dtype, got, plain, exact, memory, watch, (given, cotangents), copies)
     if not launched:
         raise Wrong("no kernel", None, "the results are right, but no kernel was launched")
+    for tensor in memory.summed:
+        kind = str(tensor.dtype).removeprefix("torch.")
+        seen.notes[f"{describe_shape(tensor)} holds sums in {kind}: allocate partial sums in float32"] = None
     for name in sorted(memory.opaque):
         seen.notes[f"what {name} allocates is not watched: check the function that it wraps"] = None
     if watch:
@@ -465,6 +497,8 @@ def ways_of(task, inputs, number):
     if number >= (1 if grading.TARGET else CASES_WITH_LAYOUTS):  # on a target, a call can take a minute
         return [Way()]
     ways = [Way()]
+    if numbers_of(inputs) and not number:
+        ways.append(Way(tenths=True))
     if leaves:
         ways.append(Way(again=True))
         ways += [Way("gradients", layout) for layout in OF_GRADIENTS]
@@ -490,6 +524,10 @@ def describe_way(way):
         )
     if way.leaf:
         return f"wrong only where no input but {way.leaf} needs a gradient"
+    if way.tenths:
+        return (
+            "wrong only where each number is a tenth of what inputs() gives: is it written into the kernel or backward?"
+        )
     if way.tuned:
         return (
             "wrong only in the first call, in which triton.autotune runs the kernel many times: name in reset_to_zero "
@@ -515,7 +553,8 @@ def check_way(task, sizes, dtype, way, seen):
     except Wrong as wrong:
         if plain or wrong.kind not in ("value", "unwritten", "stray load", "no gradient"):
             raise with_configuration(task, sizes, dtype, way, configurations, wrong) from wrong
-        raise Wrong(wrong.kind, wrong.tensor, f"{describe_way(way)}; {wrong}") from wrong
+        said = re.sub(": (mask|the mask of) the .* in line .*", "", str(wrong)) if way.of else str(wrong)
+        raise Wrong(wrong.kind, wrong.tensor, f"{describe_way(way)}; {said}") from wrong
     except Exception as error:
         if cause_of(error, Unsupported) or (plain and configurations.most == 1):
             raise
@@ -589,7 +628,8 @@ def check_task(task, verdict):
                 except Wrong as wrong:
                     if dtype != task.dtypes[0]:  # the mask is right in the first one
                         raise
-                    raise add_neutral_element(wrong, sizes, passed) from wrong
+                    found = add_loop(wrong, task.path, seen) if passed else wrong
+                    raise (add_neutral_element(wrong, sizes, passed) if found is wrong else found) from wrong
                 except Exception as error:
                     unsupported = cause_of(error, Unsupported)
                     if unsupported is None or dtype != torch.bfloat16:
@@ -608,16 +648,31 @@ def check_task(task, verdict):
     return "; ".join([counted, *seen.notes, *short_loops(task.path, seen)])
 
 
-def short_loops(path, seen):
-    """Return words on loops of kernels that no program ran twice: what they add up can be wrong all the same."""
-    short = []
-    for file in sorted({file for file, _ in seen.lines}):
+def loops_of(path, lines):
+    """Yield the place of each loop around the lines, and the lines of its body: (file, line)."""
+    for file in sorted({file for file, _ in lines}):
         place = "" if file == str(path) else f" of {pathlib.Path(file).name}"
         for node in ast.walk(ast.parse(pathlib.Path(file).read_text(encoding="utf-8"))):
             if isinstance(node, ast.For | ast.While):
                 body = {(file, line) for line in range(node.body[0].lineno, node.body[-1].end_lineno + 1)}
-                if body & seen.lines and not body & seen.repeated:
-                    short.append(f"line {node.lineno}{place}")
+                if body & lines:
+                    yield f"line {node.lineno}{place}", body
+
+
+def add_loop(wrong, path, seen):
+    """Return the error, with a likely cause where a program runs a loop twice for the first time."""
+    if wrong.kind != "value" or seen.watch is None:
+        return wrong
+    new = [place for place, body in loops_of(path, seen.watch.repeated) if not body & seen.repeated]
+    if not new:
+        return wrong
+    said = f"right where no program runs the loop in {' and '.join(new)} twice: does it replace what it should add up"
+    return Wrong(wrong.kind, wrong.tensor, f"{wrong}; {said}, such as with = in place of +=?")
+
+
+def short_loops(path, seen):
+    """Return words on loops of kernels that no program ran twice: what they add up can be wrong all the same."""
+    short = [place for place, body in loops_of(path, seen.lines) if not body & seen.repeated]
     if not short:
         return []
     return [f"no program runs the loop in {' and '.join(short)} twice: add a larger case, such as one with more rows"]
@@ -640,6 +695,7 @@ def grade(folder, action):
             check_timed(task, verdict)
             verdict["lines"] = time_task(task, folder.name)
         verdict |= {"passed": True, "sentence": sentence, "interpreted": grading.INTERPRETED}
+        verdict["for_models"] = grading.DEVICE.type == "cuda"
     except Wrong as wrong:
         verdict |= {"kind": wrong.kind, "tensor": wrong.tensor, "sentence": str(wrong)}
     except BaseException as error:  # whatever a user's code raises is a verdict on it

@@ -3,7 +3,9 @@
 import ast
 import contextlib
 import functools
+import os
 import re
+import subprocess
 import sys
 from types import SimpleNamespace
 
@@ -15,6 +17,7 @@ from common.versions import REPOSITORY
 from processes import run_file
 
 sys.path.insert(0, str(REPOSITORY / "exercises"))
+import answers
 import check
 import compilation
 import grading
@@ -545,6 +548,90 @@ def test_a_loop_that_never_runs_twice_is_named(tmp_path, sizes, said):
 
 
 @interpreted
+def test_a_loop_that_replaces_its_sums_is_named(tmp_path):
+    body = """total = x * 0
+    k = 4 * tl.program_id(0) + tl.arange(0, BLOCK)
+    for start in range(0, n, 16):
+        total = tl.load(x_ptr + start + k, mask=start + k < n, other=0.0)
+    tl.store(y_ptr + k, total)"""
+    kernel = SMALL.format(extra="", body=body, allocate="empty(16)", block=", 4").replace(
+        "cdiv(x.numel(), 4)", "cdiv(16, 4)"
+    )
+    formula = "torch.nn.functional.pad(x, (0, -len(x) % 16)).view(-1, 16).sum(0)"
+    task = SMALL_TASK.format(dtypes="torch.float32", formula=formula).replace('"n": 11', '"n": 19')
+    verdict = verdict_on(tmp_path, kernel=kernel, task=task)
+    said = (
+        "; right where no program runs the loop in line 13 twice: does it replace what it should add up, such as with ="
+    )
+    assert verdict["case"] == "n 19, float32" and verdict["sentence"].endswith(f"{said} in place of +=?"), verdict
+
+
+@interpreted
+def test_a_poor_reference_in_16_bits_allows_no_larger_error(tmp_path):
+    """PyTorch rounds x + 100 to float16, too. In float32, it has the digits."""
+    body = "tl.store(y_ptr + i, (x + 100) - 100, mask=i < n)"
+    verdict = small(tmp_path, body, "(x + 100) - 100", dtypes="torch.float32, torch.float16")
+    assert verdict["case"] == "n 8, float16" and "right in float32: look for a sum" in verdict["sentence"], verdict
+
+
+@interpreted
+def test_partial_sums_in_16_bits_are_named(tmp_path):
+    """Where their rounding lies within the bound."""
+    change = ("dw = torch.empty(x.shape, dtype=torch.float32", "dw = torch.empty(x.shape, dtype=x.dtype")
+    task = TASK.replace("(torch.float32, torch.float16)", "(torch.float16,)").replace(', {"rows": 3, "C": 6}', "")
+    verdict = verdict_on(tmp_path, change, task=f"{task}\n\nTOLERANCE = 0.01\nCONTIGUOUS = True\n")
+    said = "a tensor [4, 8] that is allocated holds sums in float16: allocate partial sums in float32"
+    assert verdict["passed"] and said in verdict["sentence"], verdict
+
+
+@interpreted
+def test_a_number_that_the_kernel_does_not_take_from_its_argument_is_found(tmp_path):
+    kernel = SMALL.format(
+        extra="", body="tl.store(y_ptr + i, x + 0.5, mask=i < n)", allocate="empty_like(x)", block=", 4"
+    )
+    task = SMALL_TASK.format(dtypes="torch.float32", formula="x + eps").replace("randn(n)", 'randn(n), "eps": 0.5')
+    task = task.replace("reference(x)", "reference(x, eps)")
+    verdict = verdict_on(tmp_path, kernel=kernel.replace("function(x)", "function(x, eps)"), task=task)
+    assert verdict["case"] == "n 8, float32, a tenth of each number", verdict
+    assert verdict["sentence"].startswith(
+        "wrong only where each number is a tenth of what inputs() gives: is it written"
+    )
+
+
+@interpreted
+def test_a_key_that_is_no_argument_is_named(tmp_path):
+    verdict = small(tmp_path, **DOUBLED, extra=tiles(4, 8).replace("'n'", "'N'"))
+    assert verdict["kind"] == "autotune" and "kernel: key of its triton.autotune names N" in verdict["sentence"], (
+        verdict
+    )
+
+
+@interpreted
+def test_a_mask_is_not_blamed_for_a_layout(tmp_path):
+    verdict = verdict_on(tmp_path, ("dy = dy.contiguous()", "dy = dy"))
+    assert verdict["kind"] == "stray load" and verdict["sentence"].endswith("past the end"), verdict
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("tl.store(y_ptr, math.sqrt(tl.sum(x, 0) + 1))", "line 11: math.sqrt takes no tile: use tl.sqrt"),
+        ("z = x * 2\n    tl.store(y_ptr + i, z[0])", "line 12: z[0]: a tile has no elements to ask for"),
+    ],
+)
+def test_what_a_tile_is_not_for_is_one_sentence(tmp_path, body, said):
+    verdict = small(tmp_path, body, "x", extra="import math")
+    assert said in verdict["sentence"], verdict
+
+
+@pytest.mark.parametrize(
+    "line", ["z = x[:, None] + x[None, :]", "z = math.log2(8)", "z = y_ptr.dtype.element_ty", "z = pair[0]"]
+)
+def test_what_a_kernel_may_write(line):
+    grading.check_precedence(f"@triton.jit\ndef kernel(x_ptr, pair):\n    x = tl.load(x_ptr)\n    {line}\n")
+
+
+@interpreted
 def test_programs_that_repeat_each_other_s_rows_are_named(tmp_path):
     """Each stores the same values, but the sums count rows several times."""
     body = """total = tl.load(x_ptr) * 0
@@ -656,7 +743,49 @@ COMPILED = {  # what is added before the kernel, its body, whether it compiles, 
     ),
     "global": ("", STORE.replace("2", "SCALE"), False, "pass it as an argument, or make it a tl.constexpr"),
     "callee": (EXTENDED, "tl.store(y_ptr + i, twice(x), mask=i < n)", False, "line 8: Triton's interpreter runs it"),
-    "second": (tiles(4, 8), f"if BLOCK == 8:\n        x += SCALE\n    {STORE}", False, "variable SCALE"),
+    "second": (
+        tiles(4, 8),
+        f"if BLOCK == 8:\n        x += SCALE\n    {STORE}",
+        False,
+        "with BLOCK 8: line 13: Triton's interpreter runs it, but the compiler refuses it: Cannot access global "
+        "variable SCALE",
+    ),
+    "more warps": (
+        TUNE.replace("8)", "64)").format(""),
+        STORE,
+        True,
+        "; compiles for gfx942; kernel: num_warps 64 gives a program 4,096 threads on gfx942, and 1,024 are the most, "
+        "so Triton's autotuner drops it",
+    ),
+    "64 warps": ("", STORE, False, "kernel: num_warps 64 gives a program 4,096 threads on gfx942"),
+    "3 warps": (TUNE.replace("8)", "3)").format(""), STORE, False, "kernel: num_warps 3 is not a power of 2"),
+    "a constant": (
+        "",
+        f"first = n.to(tl.int64)\n    {STORE}",
+        False,
+        "line 11: Triton's interpreter runs it, but the compiler refuses it: 'int' object has no attribute 'to': an "
+        "argument that is 1 is a constant",
+    ),
+    "a number in a model": (
+        "",
+        SUM.replace("0.0", "x * 0").replace("+= x", "+= x * (n / n)"),
+        True,
+        "; compiles for gfx942; but torch.compile passes n as float64, and then the compiler refuses line 12: "
+        "Loop-carried variable total has initial type <['4'], fp32> but is re-assigned to <['4'], fp64>: write "
+        "tl.cast(n, tl.float32)",
+    ),
+    "tiles in a model": (
+        "",
+        STORE.replace("x", "x * (n / n)"),
+        True,
+        "; but torch.compile passes n as float64, and then kernel computes tiles in float64: write",
+    ),
+}
+CHANGED = {  # by name, in the kernel or the task
+    "64 warps": ("y, x.numel(), 4)", "y, x.numel(), 4, num_warps=64)"),
+    "a constant": ('"n": 11', '"n": 1'),
+    "a number in a model": ("y, x.numel(), 4)", "y, float(x.numel()), 4)"),
+    "tiles in a model": ("y, x.numel(), 4)", "y, float(x.numel()), 4)"),
 }
 
 
@@ -670,8 +799,11 @@ def test_what_passes_must_compile(tmp_path):
             extra = f"SCALE = {2 if name == 'global' else 0}\n{extra}"
         block = "" if "autotune" in extra else ", 4"
         kernel = SMALL.format(extra=extra, body=body, allocate="empty_like(x)", block=block)
-        (tmp_path / name / "kernel.py").write_text(kernel)
-        (tmp_path / name / "task.py").write_text(SMALL_TASK.format(dtypes="torch.float32", formula="2 * x"))
+        task = SMALL_TASK.format(dtypes="torch.float32", formula="2 * x")
+        old, new = CHANGED.get(name, ("", ""))
+        assert old in kernel + task
+        (tmp_path / name / "kernel.py").write_text(kernel.replace(old, new))
+        (tmp_path / name / "task.py").write_text(task.replace(old, new))
     jobs = [(tmp_path / name, "check") for name in COMPILED]
     verdicts = check.grade(jobs, timeout=600, program="own_kernel.py")
     for (name, (_, _, passes, said)), verdict in zip(COMPILED.items(), verdicts, strict=True):
@@ -761,6 +893,19 @@ def test_what_is_said_of_a_compilation(refused, error, passed, said, monkeypatch
     assert verdict["passed"] == passed and verdict["sentence"].startswith(said)
 
 
+def test_what_passed_on_a_gpu_is_compiled_for_a_model_alone(monkeypatch):
+    """The GPU that an answer is compiled for is another one, so what that one refuses does not matter."""
+    found = [
+        {"passed": False, "kind": "compile", "sentence": "too many threads", "left": []},
+        {"passed": True, "sentence": "compiles", "in_models": "but torch.compile passes eps as float64", "left": []},
+    ]
+    verdicts = [{"passed": True, "interpreted": False, "for_models": True, "sentence": "2 cases"} for _ in found]
+    monkeypatch.setattr(answers, "grade_apart", lambda jobs, *rest: found[: len(jobs)])
+    answers.compile_passed([("a", "check"), ("b", "check")], verdicts, 1)
+    said = [(verdict["passed"], verdict["sentence"]) for verdict in verdicts]
+    assert said == [(True, "2 cases"), (True, "2 cases; but torch.compile passes eps as float64")]
+
+
 def test_without_a_compiler_that_is_said(tmp_path, monkeypatch):
     monkeypatch.setattr(compilation, "obstacle", lambda: "it has none")
     verdict = compilation.judge_compilation(tmp_path, "check")
@@ -837,10 +982,10 @@ NARROW = [("triton.next_power_of_2(x.shape[1])", "32"), ("triton.next_power_of_2
 @interpreted
 def test_a_kernel_that_is_wrong_at_the_sizes_of_timed_is_not_timed(tmp_path, monkeypatch):
     """Its BLOCK covers the cases, and a kernel that computes half of a row is twice as fast."""
+    monkeypatch.setattr(own_kernel, "check_task", lambda task, verdict: "2 cases")
     assert verdict_on(tmp_path, *NARROW, task=LARGE)["passed"]
     monkeypatch.setattr(grading, "DEVICE", SimpleNamespace(type="cuda"))
     monkeypatch.setattr(grading, "in_dtype", lambda value, dtype: value.to(dtype))
-    monkeypatch.setattr(own_kernel, "check_task", lambda task, verdict: "")
     monkeypatch.setattr(own_kernel, "time_task", lambda task, name: [name])
     verdict = own_kernel.grade(tmp_path, "time")
     assert not verdict["passed"] and verdict["lines"] == [] and verdict["case"] == "rows 4, C 40, float32"
@@ -914,6 +1059,8 @@ def test_the_page_is_right_as_it_is_typed(tmp_path):
     old = (folder / "task.py").read_text()
     gradients, functions = task.split("\n", 1)
     typed = re.sub(r"^GRADIENTS = .*", gradients, old, flags=re.MULTILINE).split("\ndef inputs")[0] + functions
+    added = re.search(r"Add `(\{.*?\})` to `CASES`", page)[1]
+    typed = typed.replace('"C": 6}]', f'"C": 6}}, {added}]')
     (folder / "task.py").write_text(typed)
 
     def said(text):
@@ -943,4 +1090,8 @@ def test_the_page_is_right_as_it_is_typed(tmp_path):
     after = "assert torch.allclose(y, torch.nn.functional.layer_norm(x, (6,), w, b), atol=1e-6)\nprint('right')\n"
     (tmp_path / "script.py").write_text(before + script + after)
     (folder / "kernel.py").write_text(head + layer)
-    assert run_file(tmp_path / "script.py", cwd=tmp_path, TRITON_INTERPRET="1").stdout == "right\n"
+    assert run_file(tmp_path / "script.py", cwd=REPOSITORY, TRITON_INTERPRET="1").stdout == "right\n"
+    without = re.search(r"Triton finds `(.*?)`", page)[1]
+    command = [sys.executable, str(tmp_path / "script.py")]  # Triton reads the variable when it is imported
+    compiled = subprocess.run(command, env=os.environ | {"TRITON_INTERPRET": "0"}, capture_output=True, text=True)
+    assert without in compiled.stderr

@@ -92,6 +92,7 @@ class GuardedMemory(TorchDispatchMode):
     tensors: all of them, in order; what torch.empty and its kin allocate is marked as never written.
     opaque: names of operations that are neither PyTorch's own nor functions given to torch.library.custom_op or
     triton_op, and of higher-order ones: what they allocate on the way is not seen.
+    summed: tensors of 16 bits that began as never written, and that PyTorch adds up.
     """
 
     supports_higher_order_operators = True  # in the backward of a triton_op, wrap_triton launches a kernel as one
@@ -105,6 +106,7 @@ class GuardedMemory(TorchDispatchMode):
         super().__init__()
         self.tensors = []
         self.opaque = set()
+        self.blank, self.summed = set(), []
 
     def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
         if function := function_behind(operation):
@@ -121,6 +123,8 @@ class GuardedMemory(TorchDispatchMode):
             unwritten = operation.overloadpacket.__name__ in LEAVE_UNWRITTEN
             if operation.namespace not in OWN:
                 self.opaque.add(str(operation.overloadpacket))
+            if operation.overloadpacket is torch.ops.aten.sum and address(args[0]) in self.blank:
+                self.summed += [args[0].detach()] * (args[0].element_size() == 2)
 
         def guard(tensor):
             if address(tensor) in known or not has_marks(tensor):
@@ -128,6 +132,7 @@ class GuardedMemory(TorchDispatchMode):
             view = outside(tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
             if unwritten:
                 bits(view).fill_(mark(view, UNWRITTEN))
+                self.blank.add(address(view))
             else:
                 view.copy_(tensor)
             self.tensors.append(view.detach())  # whose memory stays, whatever becomes of the other
