@@ -5,13 +5,21 @@ import triton
 import triton.language as tl
 
 # TODO: the kernels, a torch.autograd.Function that launches them, and layer_norm(x, w, b, eps), which applies it
-PROGRAMS = 4  # of the backward; each sums its rows of dw and db
+
+
+def count_programs(rows, device):
+    """Return how many programs the backward has, each of which sums its rows of dw and db: two rows or more."""
+    most = 4  # the interpreter runs one after the other
+    if device.type == "cuda":
+        most = 4 * torch.cuda.get_device_properties(device).multi_processor_count
+    return min(most, triton.cdiv(rows, 2))
 
 
 @triton.jit
 def forward_kernel(x_ptr, w_ptr, b_ptr, y_ptr, C, eps, BLOCK: tl.constexpr):
     column = tl.arange(0, BLOCK)
     mask = column < C
+    eps = tl.cast(eps, tl.float32)  # torch.compile passes it as float64
     offsets = tl.program_id(0).to(tl.int64) * C + column
     x = tl.load(x_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
     centered = tl.where(mask, x - tl.sum(x, 0) / C, 0.0)
@@ -25,6 +33,7 @@ def forward_kernel(x_ptr, w_ptr, b_ptr, y_ptr, C, eps, BLOCK: tl.constexpr):
 def backward_kernel(dy_ptr, x_ptr, w_ptr, dx_ptr, dw_ptr, db_ptr, rows, C, eps, BLOCK: tl.constexpr):
     column = tl.arange(0, BLOCK)
     mask = column < C
+    eps = tl.cast(eps, tl.float32)
     w = tl.load(w_ptr + column, mask=mask, other=0.0).to(tl.float32)
     dw = tl.zeros([BLOCK], tl.float32)
     db = tl.zeros([BLOCK], tl.float32)
@@ -59,9 +68,9 @@ class LayerNorm(torch.autograd.Function):
         x, w = ctx.saved_tensors
         rows, C = x.shape
         dx = torch.empty_like(x)
-        dw, db = torch.empty(2, PROGRAMS, C, dtype=torch.float32, device=x.device)
-        block = triton.next_power_of_2(C)
-        backward_kernel[(PROGRAMS,)](dy.contiguous(), x, w, dx, dw, db, rows, C, ctx.eps, block)
+        programs, block = count_programs(rows, x.device), triton.next_power_of_2(C)
+        dw, db = torch.empty(2, programs, C, dtype=torch.float32, device=x.device)
+        backward_kernel[(programs,)](dy.contiguous(), x, w, dx, dw, db, rows, C, ctx.eps, block)
         return dx, dw.sum(0).to(w.dtype), db.sum(0).to(w.dtype), None
 
 
