@@ -692,8 +692,7 @@ def grade(folder, action):
             grading.check_precedence(path.read_text(encoding="utf-8"))
         sentence = check_task(task, verdict)
         if action == "time":
-            check_timed(task, verdict)
-            verdict["lines"] = time_task(task, folder.name)
+            verdict["lines"] = [*check_timed(task, verdict), *time_task(task, folder.name)]
         verdict |= {"passed": True, "sentence": sentence, "interpreted": grading.INTERPRETED}
         verdict["for_models"] = grading.DEVICE.type == "cuda"
     except Wrong as wrong:
@@ -730,18 +729,27 @@ def timed_dtype(task):
 
 
 def check_timed(task, verdict):
-    """Raise Wrong for a kernel that is wrong at the sizes of TIMED, with any configuration: its time means nothing."""
+    """Raise Wrong for a kernel that is wrong at the sizes of TIMED, with any configuration: its time means nothing.
+
+    Return lines to print: the reference in float64 may need more memory than the GPU has.
+    """
     dtype = timed_dtype(task)
     verdict["case"] = f"{describe_sizes(task.timed)}, {str(dtype).removeprefix('torch.')}"
     ways = [Way()]
     for way in ways:
         try:
             configurations = check_way(task, task.timed, dtype, way, Seen())
-        except Wrong as wrong:
-            raise Wrong(wrong.kind, wrong.tensor, f"wrong at the sizes of TIMED: {wrong}") from wrong
+        except Exception as error:
+            if cause_of(error, torch.OutOfMemoryError):
+                verdict["case"] = None
+                return ["not compared at the sizes of TIMED: in float64, they need more memory than this GPU has"]
+            if isinstance(error, Wrong):
+                raise Wrong(error.kind, error.tensor, f"wrong at the sizes of TIMED: {error}") from error
+            raise
         if way == Way():
             ways += [Way(configuration=i) for i in range(1, configurations.most)]
     verdict["case"] = None
+    return []
 
 
 def time_function(timer, function, inputs, leaves, cotangents):

@@ -993,6 +993,21 @@ def test_a_kernel_that_is_wrong_at_the_sizes_of_timed_is_not_timed(tmp_path, mon
 
 
 @interpreted
+@pytest.mark.parametrize("extra", ["", tiles(4, 8)], ids=["plain", "autotuned"])
+def test_sizes_that_are_too_large_to_compare_are_timed_all_the_same(tmp_path, monkeypatch, extra):
+    def too_large(*arguments):
+        raise torch.OutOfMemoryError("no memory")
+
+    small(tmp_path, **DOUBLED | {"block": "" if extra else ", 4"}, extra=extra)
+    text = (tmp_path / "task.py").read_text()
+    (tmp_path / "task.py").write_text(f"{text}\nTIMED = {{'n': 16}}\n")
+    monkeypatch.setattr(own_kernel, "defined", too_large)
+    verdict = {}
+    (line,) = own_kernel.check_timed(own_kernel.load_own_task(tmp_path), verdict)
+    assert line.startswith("not compared at the sizes of TIMED") and verdict == {"case": None}
+
+
+@interpreted
 @pytest.mark.parametrize("order", [(8, 2), (2, 8)], ids=str)
 def test_every_configuration_is_compared_at_the_sizes_of_timed(tmp_path, order):
     small(tmp_path, **DOUBLED, extra=tiles(*order))

@@ -362,3 +362,11 @@ def test_the_last_four_ways_to_call_a_model_are_run_again(monkeypatch, ways, kep
         watch.remember(model, (x,), {}, model(x))
     calls = watch.models.outermost[model].calls.values()
     assert [len(call.args[0]) for call in calls] == list(range(ways - kept + 1, ways + 1))
+
+
+def test_a_higher_order_operator_of_a_script_is_counted():
+    """torch.library.wrap_triton launches a kernel as one."""
+    x = torch.ones(2, dtype=torch.bfloat16)
+    with check_training.Widths() as widths:
+        torch.ops.higher_order.cond(torch.tensor(True), lambda x: 2 * x, lambda x: x, (x,))
+    assert widths.sizes == {2}
