@@ -420,9 +420,8 @@ def run_way(task, sizes, dtype, way, seen, configurations):
     judge_way(task, sizes, dtype, got, plain, exact, memory, watch, (given, cotangents), copies)
     if not launched:
         raise Wrong("no kernel", None, "the results are right, but no kernel was launched")
-    for tensor in memory.summed:
-        kind = str(tensor.dtype).removeprefix("torch.")
-        seen.notes[f"{describe_shape(tensor)} holds sums in {kind}: allocate partial sums in float32"] = None
+    if memory.summed:
+        seen.notes["a kernel stores what PyTorch adds up in 16 bits: allocate partial sums in float32"] = None
     for name in sorted(memory.opaque):
         seen.notes[f"what {name} allocates is not watched: check the function that it wraps"] = None
     if watch:
@@ -525,9 +524,8 @@ def describe_way(way):
     if way.leaf:
         return f"wrong only where no input but {way.leaf} needs a gradient"
     if way.tenths:
-        return (
-            "wrong only where each number is a tenth of what inputs() gives: is it written into the kernel or backward?"
-        )
+        said = "wrong only where each number is a tenth of what inputs() gives"
+        return f"{said}: is it written into the kernel or the backward?"
     if way.tuned:
         return (
             "wrong only in the first call, in which triton.autotune runs the kernel many times: name in reset_to_zero "
