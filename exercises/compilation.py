@@ -184,10 +184,10 @@ class Compilation(contextlib.ExitStack):
                 tuner.fn.run(*arguments, **options, **config.all_kwargs())
             except own_kernel.DROPPED as error:
                 dropped.append(error)
+        self.configuration = ""
         if len(dropped) == len(tiles):
             self.refuse(describe_refusal(tuner.base_fn, dropped[0]))
             raise dropped[0]
-        self.configuration = ""
 
     def __enter__(self):
         def run_tuner(tuner, *arguments, **options):

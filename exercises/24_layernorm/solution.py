@@ -7,23 +7,14 @@ import triton.language as tl
 # TODO: the kernels, a torch.autograd.Function that launches them, and layer_norm(x, w, b, eps), which applies it
 
 
-def count_programs(rows, device):
-    """Return how many programs the backward has, each of which sums its rows of dw and db: two rows or more."""
-    most = 4  # the interpreter runs one after the other
-    if device.type == "cuda":
-        most = 4 * torch.cuda.get_device_properties(device).multi_processor_count
-    return min(most, triton.cdiv(rows, 2))
-
-
 @triton.jit
 def forward_kernel(x_ptr, w_ptr, b_ptr, y_ptr, C, eps, BLOCK: tl.constexpr):
     column = tl.arange(0, BLOCK)
     mask = column < C
-    eps = tl.cast(eps, tl.float32)  # torch.compile passes it as float64
     offsets = tl.program_id(0).to(tl.int64) * C + column
     x = tl.load(x_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
     centered = tl.where(mask, x - tl.sum(x, 0) / C, 0.0)
-    rstd = tl.rsqrt(tl.sum(centered * centered, 0) / C + eps)
+    rstd = tl.rsqrt(tl.sum(centered * centered, 0) / C + tl.cast(eps, tl.float32))
     w = tl.load(w_ptr + column, mask=mask, other=0.0).to(tl.float32)
     b = tl.load(b_ptr + column, mask=mask, other=0.0).to(tl.float32)
     tl.store(y_ptr + offsets, (centered * rstd * w + b).to(y_ptr.dtype.element_ty), mask=mask)
@@ -33,7 +24,6 @@ def forward_kernel(x_ptr, w_ptr, b_ptr, y_ptr, C, eps, BLOCK: tl.constexpr):
 def backward_kernel(dy_ptr, x_ptr, w_ptr, dx_ptr, dw_ptr, db_ptr, rows, C, eps, BLOCK: tl.constexpr):
     column = tl.arange(0, BLOCK)
     mask = column < C
-    eps = tl.cast(eps, tl.float32)
     w = tl.load(w_ptr + column, mask=mask, other=0.0).to(tl.float32)
     dw = tl.zeros([BLOCK], tl.float32)
     db = tl.zeros([BLOCK], tl.float32)
@@ -42,7 +32,7 @@ def backward_kernel(dy_ptr, x_ptr, w_ptr, dx_ptr, dw_ptr, db_ptr, rows, C, eps, 
         dy = tl.load(dy_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
         x = tl.load(x_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
         centered = tl.where(mask, x - tl.sum(x, 0) / C, 0.0)
-        rstd = tl.rsqrt(tl.sum(centered * centered, 0) / C + eps)
+        rstd = tl.rsqrt(tl.sum(centered * centered, 0) / C + tl.cast(eps, tl.float32))
         normed = centered * rstd
         g = dy * w
         dx = rstd * (g - tl.sum(g, 0) / C - normed * (tl.sum(g * normed, 0) / C))
@@ -68,8 +58,10 @@ class LayerNorm(torch.autograd.Function):
         x, w = ctx.saved_tensors
         rows, C = x.shape
         dx = torch.empty_like(x)
-        programs, block = count_programs(rows, x.device), triton.next_power_of_2(C)
+        units = 1 if x.device.type == "cpu" else torch.cuda.get_device_properties(x.device).multi_processor_count
+        programs = min(4 * units, triton.cdiv(rows, 2))  # each sums its rows of dw and db
         dw, db = torch.empty(2, programs, C, dtype=torch.float32, device=x.device)
+        block = triton.next_power_of_2(C)
         backward_kernel[(programs,)](dy.contiguous(), x, w, dx, dw, db, rows, C, ctx.eps, block)
         return dx, dw.sum(0).to(w.dtype), db.sum(0).to(w.dtype), None
 

@@ -194,19 +194,25 @@ TASK = Task(
             says="of the backward counts",
         ),
         "eps outside the root": Mistake(
-            "tl.rsqrt(tl.sum(centered * centered, 0) / C + eps)",
+            "tl.rsqrt(tl.sum(centered * centered, 0) / C + tl.cast(eps, tl.float32))",
             "1 / (tl.sqrt(tl.sum(centered * centered, 0) / C) + eps)",
             "y",
             count=2,
             says="outside the root",
         ),
-        "eps added to rstd": Mistake("/ C + eps)", "/ C) + eps", "y", count=2, says="under the root"),
-        "eps forgotten": Mistake("/ C + eps)", "/ C)", "y", count=2, says="eps is missing"),
-        "variance over C - 1": Mistake("/ C + eps)", "/ (C - 1) + eps)", "y", count=2, says="C - 1"),
-        "variance not divided": Mistake("/ C + eps)", "+ eps)", "y", count=2, says="not divided by C"),
+        "eps added to rstd": Mistake(
+            "/ C + tl.cast(eps, tl.float32))", "/ C) + eps", "y", count=2, says="under the root"
+        ),
+        "eps forgotten": Mistake("/ C + tl.cast(eps, tl.float32))", "/ C)", "y", count=2, says="eps is missing"),
+        "variance over C - 1": Mistake(
+            "/ C + tl.cast(eps, tl.float32))", "/ (C - 1) + eps)", "y", count=2, says="C - 1"
+        ),
+        "variance not divided": Mistake(
+            "/ C + tl.cast(eps, tl.float32))", "+ eps)", "y", count=2, says="not divided by C"
+        ),
         "mean over the tile": Mistake("x - tl.sum(x, 0) / C", "x - tl.sum(x, 0) / BLOCK", "y", count=2, says="BLOCK"),
         "mean of the squares minus the square of the mean": Mistake(
-            "rstd = tl.rsqrt(tl.sum(centered * centered, 0) / C + eps)",
+            "rstd = tl.rsqrt(tl.sum(centered * centered, 0) / C + tl.cast(eps, tl.float32))",
             "rstd = tl.rsqrt(tl.sum(x * x, 0) / C - tl.sum(x, 0) / C * (tl.sum(x, 0) / C) + eps)",
             "y",
             count=2,
