@@ -309,6 +309,21 @@ def test_a_rung_that_fails_stops_no_other(stubbed):
     assert (told["e"]["status"], told["e"]["reason"]) == ("not available", "not captured: a CPU has no graphs")
 
 
+@pytest.mark.parametrize(
+    ("cores", "own", "threads"), [(32, None, "8"), (7, None, "1"), (None, None, "1"), (32, "3", "3")]
+)
+def test_a_rungs_compiler_takes_a_quarter_of_the_cores(cores, own, threads, monkeypatch):
+    """Thirteen processes compile at the same time. A setting of the user's own comes first."""
+    given = []
+    monkeypatch.setattr(rounds, "start", lambda command, log, pipes, env: given.append(env))
+    monkeypatch.setattr(os, "cpu_count", lambda: cores)
+    monkeypatch.delenv("TORCHINDUCTOR_COMPILE_THREADS", raising=False)
+    if own:
+        monkeypatch.setenv("TORCHINDUCTOR_COMPILE_THREADS", own)
+    rounds.start_rung("{}", None, ())
+    assert given[0]["TORCHINDUCTOR_COMPILE_THREADS"] == threads and "PATH" in given[0]
+
+
 @pytest.mark.parametrize(("names", "crowded"), [("ab", "b"), ("b", "")])
 def test_a_rung_that_runs_alone_and_has_no_room_has_failed(names, crowded, monkeypatch):
     """Beside one more it only waits for its turn."""
