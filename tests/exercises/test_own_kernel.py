@@ -825,7 +825,9 @@ def test_a_refusal_inside_triton_has_the_kernel_s_line():
 
 
 def configuration(number, **more):
-    return SimpleNamespace(all_kwargs=lambda: {"BLOCK": number} | more)
+    return SimpleNamespace(
+        all_kwargs=lambda: {"BLOCK": number} | more, kwargs={"BLOCK": number}, num_warps=4, pre_hook=None
+    )
 
 
 def base_kernel(x):
@@ -846,6 +848,7 @@ def test_one_configuration_that_the_compiler_refuses_is_enough(errors, refused, 
     """The last of three. Those that an autotuner drops, such as of too much shared memory, are none."""
     kinds = {"dropped": own_kernel.OutOfResources(2, 1, "shared memory"), "refused": ValueError("refused")}
     found = compilation.Compilation()
+    monkeypatch.setattr(grading, "TARGET", "gfx942")
     monkeypatch.setattr(own_kernel, "configurations_of", lambda *_, **__: [configuration(i) for i in range(3)])
     kernel = SimpleNamespace(__name__="kernel", fn=base_kernel)
     asked = []
@@ -865,8 +868,12 @@ def test_one_configuration_that_the_compiler_refuses_is_enough(errors, refused, 
 
 
 class Stub(contextlib.nullcontext):
-    refused = None
+    refused = in_float64 = None
     kernels = ("b", "a")
+    notes = ()
+
+    def __init__(self, in_models):
+        super().__init__()
 
 
 @pytest.mark.parametrize(
