@@ -363,7 +363,7 @@ class Judge:
 
     def gradients(self, number, runs):
         """Compare the gradients that backward leaves."""
-        found, lacking = self.compare_gradients("gradients", runs)
+        found, lacking, absent = self.compare_gradients("gradients", runs)
         failed = [item for item in found if not item.passed]
         if not failed:
             return None
@@ -371,6 +371,8 @@ class Judge:
         small = False
         if lacking:
             text = f"step {number}: new lacks {len(lacking)} of {len(found)} gradients: {folded(lacking)}"
+        elif absent:
+            text = f"step {number}: old lacks {len(absent)} of {len(found)} gradients that new has: {folded(absent)}"
         elif factor := common_factor(failed, found):
             text += f", all by one factor, {factor:.4g}: the loss's divisor?"
         else:
@@ -381,7 +383,7 @@ class Judge:
 
     def stepped(self, number, runs):
         """Compare the gradients that the optimizer gets."""
-        found, lacking = self.compare_gradients("stepped", runs)
+        found, lacking, absent = self.compare_gradients("stepped", runs)
         failed = [item for item in found if not item.passed]
         if not failed:
             return None
@@ -389,6 +391,8 @@ class Judge:
         text = f"step {number}: backward leaves the same gradients, but {count} that the optimizer gets differ"
         if lacking:
             text += f", new's optimizer lacks {folded(lacking)}"
+        elif absent:
+            text += f", old's optimizer lacks {folded(absent)}"
         elif factor := common_factor(failed, found):
             text += f", all by one factor, {factor:.4g}: clipping?"
         else:
@@ -396,13 +400,14 @@ class Judge:
         return Difference("stepped", text)
 
     def compare_gradients(self, kind, runs):
-        """Return what was compared, and the names that new lacks. None counts as zeros, which change nothing.
+        """Return what was compared, the names that new lacks, and those that old lacks and new has.
 
-        Note where gradients are clear and where they are not zero: updates() asks for it.
+        None counts as zeros, which change nothing. Note where gradients are clear and where they are not zero:
+        updates() asks for it.
         """
         parts = {name: self.parts(run, "new" if name == "new" else "old") for name, run in runs.items()}
         whole = size_of(parts["old"].values())
-        found, lacking = [], []
+        found, lacking, absent = [], [], []
         for name, old in parts["old"].items():
             new = parts["new"][name]
             if old is None and new is None:
@@ -414,13 +419,15 @@ class Judge:
             found.append(item)
             if not item.passed and item.factor == 0:
                 lacking.append(name)
+            elif not item.passed and not shown[0].any():
+                absent.append(name)
             clear = shown[0].abs() > CLEAR * item.bound * rms(shown[0])
             self.clear[name] = clear | self.clear.get(name, clear)
             nonzero = torch.stack(shown).any(0)
             self.nonzero[name] = nonzero | self.nonzero.get(name, nonzero)
         if found:
             self.note(kind, found)
-        return found, lacking
+        return found, lacking, absent
 
     def has_kinks(self, old, near, far, times):
         """Tell whether old's gradients jump: nudges that grow by a factor move them by quite another one.
@@ -487,7 +494,7 @@ class Judge:
         """Compare what the step added to each parameter; not where a gradient may be a rounding, with either sign."""
         parts = {name: self.parts(run, "new" if name == "new" else "old") for name, run in runs.items()}
         whole = size_of(parts["old"].values())
-        found, still = [], []
+        found, still, still_in_old = [], [], []
         for name, old in parts["old"].items():
             new = parts["new"][name]
             if old is None and new is None:
@@ -503,6 +510,8 @@ class Judge:
             found.append(item)
             if not item.passed and item.factor == 0:
                 still.append(name)
+            elif not item.passed and not shown[0].any():
+                still_in_old.append(name)
         if found:
             self.note("updates", found)
         failed = [item for item in found if not item.passed]
@@ -512,6 +521,11 @@ class Judge:
         small = False
         if still:
             text = f"step {number}: new never updates {len(still)} of {len(found)} parameters: {folded(still)}"
+        elif still_in_old:
+            text = (
+                f"step {number}: old never updates {len(still_in_old)} of {len(found)} parameters that new updates: "
+                f"{folded(still_in_old)}"
+            )
         elif factor := common_factor(failed, found):
             text += f", all by one factor, {factor:.4g}"
         else:

@@ -298,7 +298,7 @@ IN_A_STEP = {  # ways of old, of new: verdict, words of the reason
     ("", "clip"): ("not the same computation", f"step 3: the gradients agree, but {OUTSIDE}"),
     ("average", "average"): (SAME, ""),
     ("", "spare"): ("not the same computation", "step 1: the gradients agree, but 1 of 7 updates differ: spare"),
-    ("", "used"): ("not the same computation", "step 1: 1 of 5 gradients differ: spare"),
+    ("", "used"): ("not the same computation", "step 1: old lacks 1 of 5 gradients that new has: spare"),
     ("", "average"): ("not the same computation", "step 3: the gradients agree, but 4 of 7 updates differ"),
     ("closure", "closure decay"): (
         "not the same computation",

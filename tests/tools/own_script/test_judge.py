@@ -326,6 +326,15 @@ def test_one_parameter_that_lacks_its_gradient_or_its_update_is_named(gone):
     assert judge_of().updates(1, runs).text == "step 1: new never updates 1 of 2 parameters: b"
 
 
+@pytest.mark.parametrize("gone", [None, torch.zeros(1, 1000)])
+def test_one_parameter_whose_gradient_or_update_only_old_lacks_is_named(gone):
+    """Somebody mended the script: the sentence says which side had the fault."""
+    runs = dict.fromkeys(judge.RUNS, GRADIENTS | {"b": gone}) | {"new": GRADIENTS}
+    assert judge_of().gradients(1, runs).text == "step 1: old lacks 1 of 2 gradients that new has: b"
+    assert judge_of().stepped(1, runs).text.endswith("1 of 2 that the optimizer gets differ, old's optimizer lacks b")
+    assert judge_of().updates(1, runs).text == "step 1: old never updates 1 of 2 parameters that new updates: b"
+
+
 def test_one_setting_of_the_last_parameter_differs():
     old = {"settings": {name: {"lr": 1e-3, "weight_decay": 0.1} for name in "ab"}}
     new = {"settings": old["settings"] | {"b": {"lr": 1e-3, "weight_decay": 0.0}}}
