@@ -67,6 +67,9 @@ class Stream:
     def query(self):
         return True
 
+    def is_capturing(self):
+        return False
+
     def record_event(self, event=None):
         event = event or Event()
         event.record()
@@ -200,6 +203,7 @@ def cuda_on_cpu(target):
         "device_count": lambda: 1,
         "current_accelerator": lambda check_available=False: torch.device("cuda"),
         "current_device_index": lambda: 0,
+        "current_stream": lambda *_: Stream(),
         "synchronize": lambda *_: None,
     }
     testing = {"do_bench": run_once, "do_bench_cudagraph": run_once}

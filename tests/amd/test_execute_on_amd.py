@@ -13,6 +13,7 @@ import torch
 
 pytest.importorskip("triton", minversion="3.6", reason="scripts/inspect_kernels.py needs it, too")
 
+from amd.cuda_on_cpu import cuda_on_cpu
 from common.versions import REPOSITORY
 from marks import slow
 
@@ -269,6 +270,18 @@ def test_ctrl_c_prints_the_table_of_what_was_executed(tmp_path):
         os.killpg(process.pid, signal.SIGINT)
         text = process.stdout.read()
     assert process.returncode == 130 and "one_kernel" in text
+
+
+@pytest.mark.parametrize("name", ["AdamW", "RMSprop", "SGD"])
+def test_an_optimizer_steps(name):
+    """Most of PyTorch 2.13's ask the accelerator's stream whether a graph is being captured."""
+    with cuda_on_cpu("gfx942"):
+        layer = torch.nn.Linear(4, 4).cuda()
+        before = layer.weight.detach().clone()
+        optimizer = getattr(torch.optim, name)(layer.parameters(), lr=0.1)
+        layer(torch.ones(2, 4, device="cuda")).sum().backward()
+        optimizer.step()
+    assert not torch.equal(layer.weight, before)
 
 
 def test_accesses_of_a_source_line_are_added_up():
