@@ -316,8 +316,16 @@ def main(argv=None):
     command, arguments = options.command, options.arguments
     if command == "new" and len(arguments) in (1, 2):
         return new_kernel(*arguments)
+    given = pathlib.Path(command).resolve()
+    for number, folder in exercises().items():
+        if given in (folder, folder / "exercise.py") and not command.isdecimal():
+            raise Failure(2, f"{command} is exercise {number}: check.py {number}")
     if not command.isdecimal() and not arguments and pathlib.Path(command, "task.py").is_file():
         return check_own(command, options.target, options.time)
+    if pathlib.Path(command).is_dir() and not command.isdecimal():
+        raise Failure(2, f"{command} has no task.py: make a folder with check.py new NAME")
+    if pathlib.Path(command).name != command:
+        raise Failure(2, f"there is no folder {command}: make it with check.py new {command}")
     if not all(argument.isdecimal() for argument in arguments):
         raise Failure(2, f"{command} takes numbers, got {' '.join(arguments)}; for example: check.py hint 02")
     if command == "verify":

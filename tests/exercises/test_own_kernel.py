@@ -960,7 +960,10 @@ def test_a_function_s_file_may_have_any_name(name, tmp_path, monkeypatch):
         (["new", "my-norm"], "'my-norm' is no name for a function"),
         (["new", "taken"], "taken exists already"),
         (["new", "mine", "norm.py:f"], "norm.py:f names no file"),
-        (["taken"], "or a folder with a task.py"),
+        (["taken"], "taken has no task.py: make a folder with check.py new NAME"),
+        (["missing/norm"], "there is no folder missing/norm: make it with check.py new missing/norm"),
+        (["scorebord"], "or a folder with a task.py"),
+        ([str(REPOSITORY / "exercises" / "01_row_sum")], "01_row_sum is exercise 01: check.py 01"),
     ],
 )
 def test_bad_input(arguments, said, tmp_path, monkeypatch):
