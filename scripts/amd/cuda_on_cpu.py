@@ -76,6 +76,19 @@ class Stream:
         return event
 
 
+class Device:
+    """Stand for torch.cuda.device and device_of, which are classes: PyTorch asks isinstance of them."""
+
+    def __init__(self, *_, **__):
+        pass
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+
 class Event:
     """Stand for an event, which knows when it was recorded."""
 
@@ -129,13 +142,13 @@ def cuda_answers(target):
         "is_current_stream_capturing": False, "current_stream": Stream(), "default_stream": Stream(),
         "max_memory_allocated": 0, "max_memory_reserved": 0, "memory_allocated": 0, "memory_reserved": 0,
         "reset_peak_memory_stats": None, "reset_max_memory_allocated": None, "mem_get_info": (64 << 30, 64 << 30),
-        "manual_seed": None, "manual_seed_all": None,
+        "manual_seed": None, "manual_seed_all": None, "memory_stats": {}, "memory_summary": "",
     }  # fmt: skip
     functions = {name: functools.partial(lambda value, *_, **__: value, value) for name, value in answers.items()}
     nothing = lambda *_, **__: contextlib.nullcontext()  # noqa: E731
     return functions | {
-        "device": nothing,
-        "device_of": nothing,
+        "device": Device,
+        "device_of": Device,
         "stream": nothing,
         "Event": Event,
         "Stream": Stream,

@@ -284,6 +284,14 @@ def test_an_optimizer_steps(name):
     assert not torch.equal(layer.weight, before)
 
 
+def test_a_script_reports_its_memory():
+    """PyTorch's own functions ask whether what they are given is a torch.cuda.device."""
+    with cuda_on_cpu("gfx942"), torch.cuda.device(0):
+        assert not isinstance(0, torch.cuda.device)
+        assert torch.cuda.memory_stats().get("num_ooms", 0) == 0
+        print(torch.cuda.memory_summary(abbreviated=True))
+
+
 def test_accesses_of_a_source_line_are_added_up():
     from amd.execute import Totals
     from amd.own_kernels import Session
