@@ -170,6 +170,18 @@ def mapped(function):
     return call
 
 
+def load_on_cpu(load):
+    """Return torch.load, which puts on the CPU what belongs on a GPU."""
+
+    @functools.wraps(load)
+    def call(file, map_location=None, *args, **kwargs):
+        if isinstance(map_location, dict):
+            map_location = {saved: on_cpu(wanted) for saved, wanted in map_location.items()}
+        return load(file, on_cpu(map_location or "cpu"), *args, **kwargs)
+
+    return call
+
+
 def custom_op(define):
     """Return torch.library.custom_op, whose operations for GPUs are for the CPU, too."""
 
@@ -229,6 +241,7 @@ def cuda_on_cpu(target):
         mock.patch.object(torch, "is_autocast_enabled", mapped(torch.is_autocast_enabled)),
         mock.patch.object(torch, "get_autocast_dtype", mapped(torch.get_autocast_dtype)),
         mock.patch.object(torch.autocast, "__init__", mapped(torch.autocast.__init__)),
+        mock.patch.object(torch, "load", load_on_cpu(torch.load)),
         mock.patch.object(torch.library, "custom_op", custom_op(torch.library.custom_op)),
         mock.patch.multiple(triton.testing, **testing),
         mock.patch.object(triton.testing.Mark, "run", skip_benchmark),

@@ -292,6 +292,14 @@ def test_a_script_reports_its_memory():
         print(torch.cuda.memory_summary(abbreviated=True))
 
 
+@pytest.mark.parametrize("place", ["cuda", "cuda:0", torch.device("cuda"), {"cpu": "cuda:0"}, None])
+def test_a_checkpoint_is_loaded(place, tmp_path):
+    torch.save({"weight": torch.arange(3.0)}, tmp_path / "saved.pt")
+    with cuda_on_cpu("gfx942"):
+        loaded = torch.load(tmp_path / "saved.pt", map_location=place)
+    assert loaded["weight"].tolist() == [0.0, 1.0, 2.0]
+
+
 def test_accesses_of_a_source_line_are_added_up():
     from amd.execute import Totals
     from amd.own_kernels import Session
