@@ -137,7 +137,7 @@ def cuda_answers(target):
     )
     answers = {
         "is_available": True, "is_initialized": True, "device_count": 1, "current_device": 0, "synchronize": None,
-        "set_device": None, "init": None, "empty_cache": None, "get_device_name": target,
+        "set_device": None, "set_stream": None, "init": None, "empty_cache": None, "get_device_name": target,
         "get_device_capability": capability(target), "get_device_properties": properties, "is_bf16_supported": True,
         "is_current_stream_capturing": False, "current_stream": Stream(), "default_stream": Stream(),
         "max_memory_allocated": 0, "max_memory_reserved": 0, "memory_allocated": 0, "memory_reserved": 0,
@@ -229,6 +229,7 @@ def cuda_on_cpu(target):
         "current_accelerator": lambda check_available=False: torch.device("cuda"),
         "current_device_index": lambda: 0,
         "current_stream": lambda *_: Stream(),
+        "set_stream": lambda *_: None,
         "synchronize": lambda *_: None,
     }
     testing = {"do_bench": run_once, "do_bench_cudagraph": run_once}

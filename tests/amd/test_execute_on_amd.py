@@ -300,6 +300,12 @@ def test_a_checkpoint_is_loaded(place, tmp_path):
     assert loaded["weight"].tolist() == [0.0, 1.0, 2.0]
 
 
+def test_a_stream_is_set():
+    with cuda_on_cpu("gfx942"):
+        for module in (torch.cuda, torch.accelerator):
+            module.set_stream(torch.cuda.Stream())
+
+
 def test_accesses_of_a_source_line_are_added_up():
     from amd.execute import Totals
     from amd.own_kernels import Session
