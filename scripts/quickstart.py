@@ -66,7 +66,7 @@ def train_version(version, argv, metrics):
 
     def tell(line):
         output.append(line)
-        if line.startswith("step"):
+        if line.startswith("step") or line.strip().startswith("warm-up"):
             print(f"V{version}  {line}", end="", flush=True)
 
     try:

@@ -1454,6 +1454,7 @@ NO_AMD_GPU = "rocprofv3 is installed, but there is no AMD GPU here (no /dev/kfd)
         ("nvidia", "rocm-7.1", f"pytorch, PyTorch's profiler: {NO_AMD_GPU}, and nsys is not installed"),
         ("amd", "nvidia", "pytorch, PyTorch's profiler: rocprofv3 is not installed"),
         ("", "rocm-7.1 nvidia", f"pytorch, PyTorch's profiler: {NO_AMD_GPU}"),
+        ("", "nvidia", "pytorch, PyTorch's profiler: there is no GPU here"),
     ],
 )
 def test_rocms_profiler_comes_first_then_nvidias_then_pytorchs(gpus, tools, chosen):

@@ -94,7 +94,9 @@ def test_versions_that_fail_or_disagree_get_no_speed(monkeypatch, capsys):
     def train(command, timeout, tell, **options):
         python, _, script, *words = command
         if "v3" in script:
-            result = subprocess.CompletedProcess(command, 1, "step 1\nthe kernel did not compile\n", "")
+            result = subprocess.CompletedProcess(
+                command, 1, "  warm-up    step 1 of 3\nstep 1\nthe kernel did not compile\n", ""
+            )
         else:
             result = run_here([python, script, *words])
         for line in result.stdout.splitlines(keepends=True):
@@ -115,7 +117,9 @@ def test_versions_that_fail_or_disagree_get_no_speed(monkeypatch, capsys):
     output, errors = capsys.readouterr()
     assert "V2  disagrees: relative error 5.0e-01 of the gradient of layers.0.feed_forward.up_proj" in output
     assert "the kernel did not compile\nV3  tiny_llama_v3.py failed: the kernel did not compile\n" in errors
-    assert "V3  version3_triton: training in Triton's interpreter, which is slow\nV3  step 1" in output
+    assert (
+        "V3  version3_triton: training in Triton's interpreter, which is slow\nV3    warm-up    step 1 of 3\n" in output
+    )
     assert "V4  disagrees: the loss of step 2 is" in output
     assert errors.endswith("V2 and V3 and V4 failed or disagreed with V1, as said above.\n")
     table = rows(output)

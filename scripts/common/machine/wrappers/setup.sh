@@ -66,6 +66,7 @@ choose_profiler() { # WANTED "ROCM TOOLS" NSIGHT_TOOL: set PROFILER, TOOL and WH
         pytorch) TOOL="PyTorch's profiler" ;;
         auto)
             PROFILER=pytorch WHY="${rocm_tools[0]} is not installed"
+            have_amd_gpu || have_nvidia_gpu || WHY="there is no GPU here"
             if find_tool "${rocm_tools[@]}"; then
                 WHY="$TOOL is installed, but there is no AMD GPU here (no /dev/kfd)"
                 ! have_amd_gpu || { PROFILER=rocm WHY="there is an AMD GPU" && return; }
