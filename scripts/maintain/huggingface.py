@@ -77,7 +77,10 @@ def outcome(case, dtype=torch.float32):
     script = load_version(1)
     config = script.parse_options([*options(case), "--device", "cpu"])
     choose_plain_library(config)
-    model, data, losses, first = LibraryLlama(config).to(dtype), script.load_data(config), [], {}
+    model = LibraryLlama(config).to(dtype)
+    data = script.load_data(config)
+    losses = []
+    first = {}
     model.llama.set_attn_implementation("eager")
     initial = script.Trainer(config).initial["tensors"]
     for name, p in model.named_parameters():
@@ -108,7 +111,8 @@ def mixed_precision(case, dtype, seed):
     script = load_version(1)
     config = script.parse_options([*options(case), "--device", "cpu"])
     choose_plain_library(config)
-    model, half = LibraryLlama(config), dtype != "float64"
+    model = LibraryLlama(config)
+    half = dtype != "float64"
     model.llama.set_attn_implementation("eager")
     for name, p in model.named_parameters():
         p.data = draw(name, p.shape, seed).to(p.dtype if half else torch.float64)

@@ -385,7 +385,7 @@ def rivals_table(folder):
 
 def with_range(ratios):
     """Return the median of ratios, and the smallest and largest where they print otherwise."""
-    low, high = f"{min(ratios):.2f}", f"{max(ratios):.2f}"
+    low, high = (f"{ratio:.2f}" for ratio in (min(ratios), max(ratios)))
     return f"{statistics.median(ratios):.2f}" + (f" ({low} to {high})" if low != high else "")
 
 

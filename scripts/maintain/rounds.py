@@ -13,6 +13,7 @@ input. How processes are talked to, their order and their groups stand in common
 
 import contextlib
 import functools
+import itertools
 import json
 import os
 import pathlib
@@ -236,7 +237,7 @@ class Rounds:
     def turn(self, names, running, start, turn):
         """Ask every process, eager ones several times; keep what they measured as one round."""
         times = {}
-        turns = [turn] if self.graph else [turn] * PASSES
+        turns = itertools.repeat(turn, 1 if self.graph else PASSES)
         for name in passes(names, turns):
             if name not in running.alive:
                 continue

@@ -314,7 +314,7 @@ ONES = torch.ones(4, 8, dtype=torch.float64)
 
 @pytest.mark.parametrize(("error", "same"), [(0.99e-2, True), (1.01e-2, False)])
 def test_a_typical_error_gives_what_the_answer_gives_within_a_percent(error, same):
-    """Where that is finite. It explains a result that it changes by more than a percent."""
+    """A typical error explains a result that it changes by more than a percent, if that is finite."""
     lost = ONES.clone()
     lost[0, 0] = torch.nan
     assert judge.alike_where_finite(lost * (1 + error), lost) is same

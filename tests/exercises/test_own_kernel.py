@@ -576,7 +576,7 @@ def test_a_poor_reference_in_16_bits_allows_no_larger_error(tmp_path):
 
 @interpreted
 def test_partial_sums_in_16_bits_are_named(tmp_path):
-    """Where their rounding lies within the bound."""
+    """Their rounding lies within the bound."""
     change = ("dw = torch.empty(x.shape, dtype=torch.float32", "dw = torch.empty(x.shape, dtype=x.dtype")
     task = TASK.replace("(torch.float32, torch.float16)", "(torch.float16,)").replace(', {"rows": 3, "C": 6}', "")
     verdict = verdict_on(tmp_path, change, task=f"{task}\n\nTOLERANCE = 0.01\nCONTIGUOUS = True\n")

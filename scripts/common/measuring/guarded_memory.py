@@ -106,7 +106,8 @@ class GuardedMemory(TorchDispatchMode):
         super().__init__()
         self.tensors = []
         self.opaque = set()
-        self.blank, self.summed = set(), []
+        self.blank = set()
+        self.summed = []
 
     def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
         if function := function_behind(operation):
@@ -123,8 +124,9 @@ class GuardedMemory(TorchDispatchMode):
             unwritten = operation.overloadpacket.__name__ in LEAVE_UNWRITTEN
             if operation.namespace not in OWN:
                 self.opaque.add(str(operation.overloadpacket))
-            if operation.overloadpacket is torch.ops.aten.sum and address(args[0]) in self.blank:
-                self.summed += [args[0].detach()] * (args[0].element_size() == 2)
+            summed = operation.overloadpacket is torch.ops.aten.sum and address(args[0]) in self.blank
+            if summed and args[0].element_size() == 2:
+                self.summed.append(args[0].detach())
 
         def guard(tensor):
             if address(tensor) in known or not has_marks(tensor):

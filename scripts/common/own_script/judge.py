@@ -129,7 +129,8 @@ def is_equal(one, other):
 
 def unequal(one, other):
     """Return where two tensors of one shape differ; NaN, which may stand for a missing value, equals NaN."""
-    one, other = one.double(), other.double()
+    one = one.double()
+    other = other.double()
     return (one != other) & ~(one.isnan() & other.isnan())
 
 

@@ -158,7 +158,8 @@ def counters_beside(path, kernels):
             same = f"If {beside.name} is of the same run"
             return [], [f"{same}, its kernels ran one by one, and the gaps between them mean nothing."]
         start = time_of(first, "start", content.ns_per_unit)
-    return [ONE_BY_ONE] * any(start == kernel.start for kernel in kernels), []
+    one_by_one = any(start == kernel.start for kernel in kernels)
+    return [ONE_BY_ONE] if one_by_one else [], []
 
 
 def copies_beside(path, kernels):
@@ -170,7 +171,7 @@ def copies_beside(path, kernels):
         old = path.with_suffix(".db").name
         words = f"{old} beside it has {copied:,} copies and {called:,} calls of the CPU, which this table lacks"
         words += ": give that file."
-        return [], [words] * bool(copied), [words] * (not copied)
+        return ([], [words], []) if copied else ([], [], [words])
     run, name = run_of(path)
     beside = run and run.copies and path.with_name(run.copies.format(name))
     if not beside or not beside.is_file():

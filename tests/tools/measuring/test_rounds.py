@@ -129,7 +129,7 @@ def test_a_process_is_ended_however_early_the_interrupt_comes(number, monkeypatc
 
 
 def test_a_process_of_another_thread_is_run():
-    """Where no handler of a signal may be set."""
+    """No handler of a signal may be set there."""
     with ThreadPoolExecutor() as pool:
         assert pool.submit(runs.run_process, ["echo", "fine"]).result().stdout == "fine\n"
 
