@@ -47,6 +47,7 @@ from common import command_line
 from common.command_line import PRESETS, Failure, Parser, on_cpu, positive, progress
 from common.formulas.occupancy import KB, TARGETS, TENSOR_MEMORY, occupancy
 from common.measuring.accuracy import LAST_PLACE
+from common.ratios import counted
 from common.tables import emit, text_table
 from common.versions import SCRIPTS, load_version
 
@@ -312,7 +313,8 @@ def inspect_all(options):
                 key = row["target"], row["kernel"], row.get("hash", row["constants"])
                 same = rows.setdefault(key, row)["precisions"]
                 same += [label for label in row["precisions"] if label not in same]
-            progress(f"{done} of {len(targets)}: {target}, {len(future.result())} kernels")
+            distinct = sum(row["target"] == target for row in rows.values())
+            progress(f"{done} of {len(targets)}: {target}, {counted(distinct, 'kernel')}")
     return list(rows.values())
 
 

@@ -371,6 +371,8 @@ def test_the_table():
     assert header.split() == inspect_kernels.COLUMNS
     assert [line.split()[:3] for line in lines] == [[gpu, "rope", "fp32,tf32"] for gpu in ("gfx90a", "sm_80")]
     assert {line.index("ROWS") for line in lines} == {header.index("constants")} and total == "2 kernels: all fit"
+    told = [f"{i} of 2: {gpu}, 1 kernel\n" for i, gpu in ((1, "gfx90a"), (2, "sm_80"))]
+    assert all(words in result.stderr for words in told)  # one in two precisions
 
 
 WRONG = ["--target gfx1", "--target gfx942 --hidden-dim 7", "--warps 8 --kernel rope", "--kernel nope"]
