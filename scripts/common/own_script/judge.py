@@ -522,7 +522,7 @@ class Judge:
         small = False
         if still:
             text = f"step {number}: new never updates {len(still)} of {len(found)} parameters: {folded(still)}"
-        elif still_in_old:
+        elif len(still_in_old) == len(failed):  # else clipped weights, say, would be told by those without a gradient
             text = (
                 f"step {number}: old never updates {len(still_in_old)} of {len(found)} parameters that new updates: "
                 f"{folded(still_in_old)}"

@@ -297,7 +297,7 @@ IN_A_STEP = {  # ways of old, of new: verdict, words of the reason
     ("", "steep"): ("not the same computation", "step 1: 2 of 5 gradients differ: first.weight"),
     ("", "clip"): ("not the same computation", f"step 3: the gradients agree, but {OUTSIDE}"),
     ("average", "average"): (SAME, ""),
-    ("", "spare"): ("not the same computation", "step 1: the gradients agree, but 1 of 7 updates differ: spare"),
+    ("", "spare"): ("not the same computation", "step 1: old never updates 1 of 7 parameters that new updates: spare"),
     ("", "used"): ("not the same computation", "step 1: old lacks 1 of 5 gradients that new has: spare"),
     ("", "average"): ("not the same computation", "step 3: the gradients agree, but 4 of 7 updates differ"),
     ("closure", "closure decay"): (
