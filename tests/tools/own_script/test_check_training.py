@@ -441,7 +441,7 @@ def test_an_output_that_is_cut_outside_is_not_called_unused(check, write):
     assert "critic.weight, critic.bias" in printed
 
 
-CRITIC = """
+CRITIC_AND_GENERATOR = """
 critic = nn.Sequential(nn.Flatten(), nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 1))
 second = torch.optim.Adam(critic.parameters(), lr=1e-3)
 for step in range(9):
@@ -462,7 +462,7 @@ for step in range(9):
 
 def test_a_gradient_of_another_backward_is_not_a_cleared_one(check, write):
     """The last bias of a critic cancels in its own loss, and has a gradient in the generator's."""
-    status, report, printed = check(write(HEAD + CRITIC))
+    status, report, printed = check(write(HEAD + CRITIC_AND_GENERATOR))
     assert status == 0 and "FINDING" not in printed, printed
     assert report["rows"]["work"].startswith("at least"), printed  # one of its inputs needs a gradient
 
