@@ -328,17 +328,12 @@ def test_counters_cut_anywhere_are_refused_or_lose_whole_lines(name, tmp_path, c
             assert row["launches"] <= whole[tuple(row.values())[:4]]["launches"]
 
 
-def test_packed_files(tmp_path, capsys, monkeypatch):
+def test_packed_files(tmp_path, capsys):
     path, content = tmp_path / "trace.json.gz", (SAMPLES / "pytorch/trace_gpu.json").read_bytes()
     path.write_bytes(gzip.compress(content))
     assert kernel_times.main([str(path)]) == 0 and "adamw_kernel" in capsys.readouterr().out
     path.write_bytes(gzip.compress(content)[:-9])
     refused(kernel_times.main, [path], capsys, "cut off or damaged: Compressed file ended")
-    monkeypatch.setattr(files, "UNPACKED", 1000)
-    path.write_bytes(gzip.compress(bytes(1001)))
-    refused(kernel_times.main, [path], capsys, "unpacks to more than")
-    path.write_bytes(gzip.compress(b"x" * 1000))  # as many as it may have
-    assert files.content_of(path) == b"x" * 1000
 
 
 @pytest.mark.parametrize("name", ["pytorch/trace_gpu.json", "rocm-7.0/kernel_trace.csv"])
@@ -519,12 +514,11 @@ def test_a_name_in_a_table_is_no_formula(name, tmp_path):
     assert not re.search(r"[\0-\x09\x0b-\x1f]", text)
 
 
-@pytest.mark.parametrize("name", ["=1+1", "a\x1b[31mb"])
-def test_kernels_with_such_names_are_written_so(name, make_trace, tmp_path, capsys):
-    folder = make_trace("named/trace_1.json", {name: 10.0}).parent
+def test_kernels_with_such_names_are_written_so(make_trace, tmp_path, capsys):
+    folder = make_trace("named/trace_1.json", {"=1+1": 10.0, "a\x1b[31mb": 5.0}).parent
     assert kernel_times.main([str(folder), "--csv", str(tmp_path / "kernels.csv")]) == 0
-    assert ("'=1+1" in (tmp_path / "kernels.csv").read_text()) == name.startswith("=")
-    assert "\x1b" not in (tmp_path / "kernels.csv").read_text()
+    written = (tmp_path / "kernels.csv").read_text()
+    assert "'=1+1" in written and "\x1b" not in written and "[31mb" in written
 
 
 def test_markdown_keeps_text_in_its_place():

@@ -100,19 +100,6 @@ def test_every_gap_inside_a_marked_step_is_idle(name, write, capsys):
     assert found["launch_bound"] is not False
 
 
-def test_pauses_between_cycles_of_the_scheduler_are_not_counted(write, capsys):
-    """The steps of two active cycles, a second apart: 1 ms of idle time inside each step."""
-    events = []
-    for start in (0, 1_000_000):
-        events += [
-            mark(f"ProfilerStep#{start}", start, 2000),
-            kernel(GEMM, start, 500),
-            kernel(GEMM, start + 1500, 500),
-        ]
-    found = idle_of(write(events), capsys)
-    assert (found["idle_us"], found["paused_us"]) == (2000, 998_000) and found["launch_bound"] is None
-
-
 @pytest.mark.parametrize(("us", "paused"), [(600, 0), (1000, 0), (1001, 1001)])
 def test_a_pause_between_two_steps_is_longer_than_a_millisecond(us, paused, write, capsys):
     """A host that needs less for the next step is late: 36.6 % of such a profile was said to be pauses."""
@@ -175,11 +162,6 @@ def test_the_mark_that_begins_after_the_last_step_is_none(write, capsys):
     assert (found["steps"], found["launches_per_step"]) == (2, 1)
     cpu = [*marks, *(host("cpu_op", "aten::mm", 100 * i, 9) for i in (0, 1))]
     assert read_profile(write(cpu)).steps == 2
-
-
-def test_processes_that_mark_other_numbers_of_steps_name_none(write):
-    marks = [host("user_annotation", f"ProfilerStep#{i}", 100 * i, 100, pid) for pid, i in ((8, 0), (8, 1), (9, 1))]
-    assert read_profile(write([*marks, kernel(GEMM, 0, 9)])).steps is None
 
 
 # ---------------------------------------------------------------- 2: several GPUs and processes
@@ -327,12 +309,6 @@ def test_the_work_of_a_cpu_is_not_rated_by_the_gpu_beside_it(write, capsys):
     path = write([matmul(1, [[64, 64], [64, 64]])])
     found = result_of(gemm_operations.main, ["--trace-file", path], capsys)
     assert (found["device"], found["gemms"][0]["of_peak"]) == (None, None)
-
-
-def test_traces_of_other_programs_are_not_called_traces_without_gpu_work(write, capsys):
-    """PyTorch 1.7, among others, wrote events without categories."""
-    events = [{"ph": "X", "name": "aten::mm", "pid": "CPU functions", "tid": 1, "ts": 1, "dur": 2}]
-    refused(kernel_times.main, [write(events)], capsys, "1 events, none of a kind that PyTorch's profiler writes")
 
 
 def test_the_work_of_another_accelerator_is_no_work_of_a_cpu(write, capsys):
@@ -1142,11 +1118,6 @@ def test_without_the_hosts_calls_nobody_knows_why_the_gpu_idled(kind, tmp_path, 
     assert "the GPU waited for" not in told
 
 
-def test_a_gap_that_may_be_a_pause_decides_nothing_where_the_gpu_hardly_waits(write, capsys):
-    path = write([kernel("gemm", 0, 9e4), kernel("gemm", 9.5e4, 1e4)])
-    assert idle_of(path, capsys)["launch_bound"] is False
-
-
 def test_a_verdict_says_what_fills_the_time_instead(write, capsys):
     path = write([kernel("gemm", 0, 30), kernel("ncclDevKernel_Generic", 30, 60), kernel("gemm", 95, 5)])
     assert idle_of(path, capsys)["verdict"].endswith("(bound: 25 %), but exposed communication takes 60 %")
@@ -1184,6 +1155,7 @@ VERDICTS = {  # what is more or less than half: the verdict at the bound, and be
     "paused": ({"paused_us": 1000}, True, {"paused_us": 1001}, None),
     "share": ({"idle_share": 0.25}, False, {"idle_share": 0.251}, True),
     "unsure": ({"unsure_us": 500}, True, {"unsure_us": 501}, None),
+    "unsure share": ({"idle_share": 0.25, "unsure_us": 501}, False, {"idle_share": 0.251, "unsure_us": 501}, None),
     "long": ({"host_known": False, "long_us": 500}, True, {"host_known": False, "long_us": 501}, None),
     "late": ({"late_us": 500}, True, {"late_us": 501}, False),
     "late in half": (
@@ -1397,14 +1369,6 @@ def test_a_first_step_that_warms_up_decides_nothing(first, us, later, verdict, w
     assert bool(page["waiting"]) == found["launch_bound"]
 
 
-def test_an_export_of_a_program_without_gpu_is_one_of_nsight_systems(tmp_path, capsys):
-    with contextlib.closing(sqlite3.connect(tmp_path / "report1.sqlite")) as connection:
-        connection.execute("CREATE TABLE TARGET_INFO_SYSTEM_ENV (id)")
-        connection.commit()
-    words = "is an export of Nsight Systems without kernels: record it with nsys profile --trace=cuda"
-    refused(kernel_times.main, [tmp_path / "report1.sqlite"], capsys, words)
-
-
 def test_the_launches_of_an_intel_gpu_are_known(write, capsys):
     """They have a category of their own, and so do its waits."""
     events = [host("xpu_runtime", "urEnqueueKernelLaunch", 0, 3, correlation=1), kernel("gemm", 5, 95, correlation=1)]
@@ -1434,7 +1398,12 @@ def test_a_trace_of_proton_has_a_line_per_stream(tmp_path):
         ("a.json", '{"metrics": 1}', "it has no traceEvents): give what torch.profiler's export_chrome_trace writes"),
         ("a.json", '{"a": 1}\n{"a": 2}\n', "is cut off or damaged: Extra data"),
         ("a.xplane.pb", "\n\x05\0abc", "is a profile of JAX or TensorFlow: record the program with nsys or rocprofv3"),
-        ("a.json", '{"traceEvents": [{"ph": "X", "ts": 1}]}', "with torch.profiler, and another one with nsys or"),
+        (  # PyTorch 1.7, among others, wrote events without categories
+            "a.json",
+            '{"traceEvents": [{"ph": "X", "ts": 1}]}',
+            "1 events, none of a kind that PyTorch's profiler writes: record a PyTorch program with torch.profiler, "
+            "and another one with nsys or",
+        ),
         ("a.json", '{"schemaVersion": 1, "traceEvents": []}', "saw no work on a GPU, so record steps that use one"),
     ],
 )
@@ -1548,15 +1517,6 @@ def test_a_kernels_only_number_may_be_its_launchs(write, capsys):
     assert {row["m"]: row["ms"] for row in rows} == pytest.approx({64: 0.002, 128: 0.004})
     found = idle_of(path, capsys)
     assert found["host_known"] and found["largest_gaps"][0]["reason"] == idle.LATE
-
-
-def test_a_number_that_launch_and_kernel_share_may_be_their_operators(write):
-    """Without correlations too: what the operator around the launch has is its own number."""
-    events = [matmul(1, [[64, 64]] * 2), host("cuda_runtime", "cudaLaunchKernel", 10, 5, **{"External id": 1})]
-    events.append({"ph": "X", "cat": "kernel", "name": GEMM, "pid": 2, "tid": 0, "ts": 30, "dur": 9})
-    events[-1]["args"] = {"External id": 1}
-    (operation,) = read_profile(write(events)).operations
-    assert (operation.name, operation.us) == ("aten::mm", 9)
 
 
 def test_what_ran_before_the_first_step_is_no_warm_up():

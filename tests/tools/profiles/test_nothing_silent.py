@@ -21,7 +21,7 @@ import analyze_gemm_operations as gemm_operations
 import analyze_kernel_launches as launches
 import kernel_counters
 import kernel_times
-from common.profiles import group_of, idle, read_profile
+from common.profiles import idle, read_profile
 from in_process import refused
 
 # ---------------------------------------------------------------- one refusal per cause
@@ -600,27 +600,6 @@ def test_the_verdicts_reason_is_a_sentence(reason, words):
     found = {"idle_us": 40.0, "unsure_us": 0.0, "idle_share": 0.4, "warnings": [], "paused_us": 0.0, "warm_up": None}
     found |= {"host_known": True, "late_us": 0.0, "reasons": [{"reason": reason, "percent": 45.0}]}
     assert idle.verdict(found)[1].endswith(words)
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "_fwd_grouped_kernel_stage1",
-        "_fwd_kernel_stage2",
-        "_fwd_kernel",
-        "chunk_fwd_kernel_o",
-        "chunk_gated_delta_rule_fwd_kernel_h_blockdim64",
-        "chunk_bwd_kernel_dqkwg",
-        "void kn_mla_reduce_v1<128>(MlaReduceParams)",
-    ],
-)
-def test_attention_of_flash_linear_attention_and_of_triton(name):
-    assert group_of(name) == "attention"
-
-
-@pytest.mark.parametrize("name", ["chunk_cat_kernel", "_fwd_kernel_ep_scatter_1", "layer_norm_fwd_kernel"])
-def test_what_only_sounds_like_attention(name):
-    assert group_of(name) != "attention"
 
 
 # ---------------------------------------------------------------- launches without kernels

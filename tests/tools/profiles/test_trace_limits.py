@@ -208,6 +208,7 @@ def test_a_mark_inside_another_one_is_no_step(ts, kept):
 
 @pytest.mark.parametrize(("ts", "kept"), [(9.9, 0), (10.0, 1)])
 def test_a_mark_before_the_first_forward_is_no_step(ts, kept):
+    """A profiler that is started by the optimizer's hook records the end of that optimizer's mark."""
     host = sorted([mark("optimizer", ts), mark("forward", 10.0)], key=lambda one: one["ts"])
     assert len(traces.with_one_optimizer_mark_per_step(host)) == 1 + kept
 
