@@ -515,7 +515,7 @@ def tested_on(recorded):
         (
             "executed in our interpreter of AMD's instructions",
             ", ".join(name for name, target in TARGETS.items() if target.backend == "hip"),
-            f"{executed_with()}, {versions_of('constraints.txt')}",
+            ", ".join(dict.fromkeys((executed_with(), versions_of("constraints.txt")))),
             "version 3's kernels, forward and backward, in float32, bfloat16 and float16, and those of fp8 on gfx942, "
             "gfx950 and gfx1201 (but not PyTorch's fp8 matmuls)",
         ),
