@@ -113,10 +113,13 @@ def compile_passed(jobs, verdicts, timeout):
     """
     environment = os.environ | {"TRITON_INTERPRET": "0", TARGET_VARIABLE: COMPILED_FOR}
     ran = [i for i, verdict in enumerate(verdicts) if verdict["passed"] and verdict.get("for_models")]
-    with contextlib.suppress(Failure):  # it is right on this GPU
+    try:
         found = grade_apart([jobs[i] for i in ran], timeout, environment, "compilation.py") if ran else []
-        for i, compiled in zip(ran, found, strict=True):
-            verdicts[i]["sentence"] += f"; {compiled['in_models']}" if compiled.get("in_models") else ""
+        said = [compiled.get("in_models") for compiled in found]
+    except Failure as error:  # no fault of a kernel that is right on this GPU
+        said = [f"not compiled as torch.compile does it: {error}"] * len(ran)
+    for i, words in zip(ran, said, strict=True):
+        verdicts[i]["sentence"] += f"; {words}" if words else ""
     chosen = [i for i, verdict in enumerate(verdicts) if verdict["passed"] and verdict.get("interpreted")]
     if not chosen:
         return

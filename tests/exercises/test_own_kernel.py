@@ -913,6 +913,17 @@ def test_what_passed_on_a_gpu_is_compiled_for_a_model_alone(monkeypatch):
     assert said == [(True, "2 cases"), (True, "2 cases; but torch.compile passes eps as float64")]
 
 
+def test_a_compilation_for_a_model_that_fails_is_said(monkeypatch):
+    def fail(*_):
+        raise Failure(1, "not finished after 1 s")
+
+    monkeypatch.setattr(answers, "grade_apart", fail)
+    verdicts = [{"passed": True, "interpreted": False, "for_models": True, "sentence": "2 cases"}]
+    answers.compile_passed([("a", "check")], verdicts, 1)
+    said = "2 cases; not compiled as torch.compile does it: not finished after 1 s"
+    assert verdicts == [{"passed": True, "interpreted": False, "for_models": True, "sentence": said}]
+
+
 def test_without_a_compiler_that_is_said(tmp_path, monkeypatch):
     monkeypatch.setattr(compilation, "obstacle", lambda: "it has none")
     verdict = compilation.judge_compilation(tmp_path, "check")
