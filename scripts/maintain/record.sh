@@ -30,6 +30,9 @@
 # kernels               8    1  each of version 3's kernels on its own
 # ablation2            25   10  version 2's switches: each alone, all but one, all
 # ablation3            25   13  the same for version 3's kernels
+# start-small          30   20  seconds from a script's start to its first step, with empty and with filled caches:
+#                               three starts of each
+# start-medium         30   20  the same with the medium preset
 # timeline              5    2  when each kernel of a step runs, versions 1 and 4
 # trace                 5    2  one step of versions 1 and 4 for Perfetto: the page "read a trace"
 # stages               10    3  the debugging exercise
@@ -37,10 +40,10 @@
 # ddp                  20   15  DDP and FSDP2 on all GPUs, if there are several: versions 3 and 4, Hugging Face's model
 #
 # If --time-limit ends a part, run the same command again on the same machine. headline, graph and ddp save each row, and
-# the ladder, peers and vocabularies each start. On another machine, the first three repeat the round that wasn't
-# finished, and the others begin a new column. An ablation without time for all its rounds starts over. headline and graph
-# run each row once, because the pages take their ratios from the ladder, which starts every process three times. If the
-# files are a copy without Git's history, name the commit with TINY_LLAMA_COMMIT.
+# the ladder, peers, vocabularies and start- each start. On another machine, the first three repeat the round that wasn't
+# finished, start- refuses, and the others begin a new column. An ablation without time for all its rounds starts over.
+# headline and graph run each row once, because the pages take their ratios from the ladder, which starts every process
+# three times. If the files are a copy without Git's history, name the commit with TINY_LLAMA_COMMIT.
 # Afterwards: python scripts/maintain/ladder.py --write --draw, and python scripts/maintain/counted_tables.py --write
 # Exit status: 0 everything is measured; 1 something failed or is left; 2 a bad option.
 
@@ -55,6 +58,7 @@ medium=(--preset medium --use-amp) rounds=5
 long=medium short=small captured=on columns=() vocabularies=(1000 32000 128256)
 sequences=(--seq-len 4096 --batch-size 2)
 lengths=(--preset medium --batch-size 4 --use-amp --seq-lengths '512,1024,2048,4096') stage=()
+starts=(--rungs b,g,h,j,k,peer,updated --rounds 3)
 while [[ $# -gt 0 ]]; do
     TAKEN=1
     case $1 in
@@ -86,10 +90,12 @@ if [[ ${#toy[@]} -gt 0 ]]; then
     vocabularies=(64 128)
     columns=(--starts 1 --rounds 1 --num-steps 3 "${stage[@]}")
     sequences=(--seq-len 32 --batch-size 2)
+    starts=(--rungs b --rounds 1 "${stage[@]}")
 fi
 parts=(peers peers-small peers-long peers-autotuned)
 parts+=(ladder-medium ladder-medium-eager ladder-small ladder-small-eager ladder-long)
-parts+=("${vocabularies[@]/#/vocabulary-}" headline graph kernels ablation2 ablation3 timeline trace stages memory)
+parts+=("${vocabularies[@]/#/vocabulary-}" headline graph kernels ablation2 ablation3)
+parts+=(start-small start-medium timeline trace stages memory)
 [[ $gpus -lt 2 ]] || parts+=(ddp)
 for name in ${only//,/ }; do
     [[ " ${parts[*]} " == *" $name "* ]] || fail 2 "--only: $name isn't one of ${parts[*]}"
@@ -144,6 +150,11 @@ rungs() { # NAME MINUTES OPTION...
         --time-limit SECONDS_LEFT "${@:3}"
 }
 
+start() { # NAME PRESET
+    part "start-$1" 30 "$PYTHON" "$SCRIPTS/maintain/warm_up.py" --results . --append --time-limit SECONDS_LEFT \
+        --presets "$2" "${starts[@]}"
+}
+
 rungs peers-small 15 --peer-variants --presets "$short" --graph "$captured" "${columns[@]}"
 rungs peers 15 --peer-variants --presets "$long" --graph "$captured" "${columns[@]}"
 rungs peers-long 15 --peer-variants --presets "$long" --graph "$captured" "${columns[@]}" "${sequences[@]}"
@@ -168,6 +179,8 @@ part kernels 8 "$PYTHON" "$SCRIPTS/benchmark_kernels.py" --json kernels.json
 # With the small preset, version 2's ablation would measure the CPU, because it launches from Python.
 ablation 2 "${medium[@]}"
 ablation 3 "${small[@]}" --switches "rmsnorm-kernel,rope-kernel,swiglu-kernel,attention-kernel,loss-kernel"
+start small "$short"
+start medium "$long"
 part timeline 5 "$PYTHON" "$SCRIPTS/maintain/timeline.py" "${small[@]}" --json timeline.json
 part trace 5 "$PYTHON" "$SCRIPTS/maintain/timeline.py" "${small[@]}" --traces .
 part stages 10 "$root/version3_triton/exercises/performance_debugging/run_all_stages.sh" \

@@ -18,7 +18,7 @@ from common.profiles import Kernel, Profile
 from common.versions import REPOSITORY
 from conftest import METADATA, event
 from in_process import refused
-from maintain import measure_ladder, rungs, timeline
+from maintain import measure_ladder, rungs, timeline, warm_up
 from processes import executable
 
 RECORD = REPOSITORY / "scripts" / "maintain" / "record.sh"
@@ -153,6 +153,17 @@ def test_the_ladder_takes_the_options_that_it_is_given(toy, record, tmp_path, mo
         assert given[part].options == given[peers_of[size]].options
     if not toy:
         assert [given[part].options for part in ("peers", "peers-long")] == ["", rungs.LONG]
+
+
+@pytest.mark.parametrize("toy", [[], ["--toy"]], ids=["whole", "toy"])
+def test_the_starts_take_the_options_that_they_are_given(toy, record, tmp_path):
+    assert record("--only", "start-small,start-medium", *toy, gpus=1 - len(toy)).returncode == 0
+    for line, preset in zip((tmp_path / "log").read_text().splitlines(), ("small", "medium"), strict=True):
+        words = line.split("warm_up.py ")[1].split()
+        given = warm_up.parse_arguments([*words, "--results", str(tmp_path / "new")])
+        assert line.startswith(f"start-{preset} ") and given.append
+        assert given.presets == (["tiny"] if toy else [preset])
+        assert (given.rounds, given.rungs[0]) == ((1, "b") if toy else (3, "b"))
 
 
 @pytest.mark.parametrize(
