@@ -234,12 +234,13 @@ def run_own(folder):
 
 
 def judge_compilation(folder, path):
-    """Return the verdict on an answer that passed in the interpreter; path: "check" for a user's own folder."""
+    """Return the verdict on an answer that passed; path: "check" or "time" for a user's own folder."""
     target = grading.TARGET
+    own = path in ("check", "time")
     if why := obstacle():
         return {"passed": True, "sentence": f"not compiled: {why}"}
-    call = run_own(folder) if path == "check" else run_exercise(folder, path)
-    compilation = Compilation(in_models=path == "check")
+    call = run_own(folder) if own else run_exercise(folder, path)
+    compilation = Compilation(in_models=own)
     stopped = None
     try:
         with compilation:

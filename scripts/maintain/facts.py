@@ -17,7 +17,7 @@ from common.formulas.gpus import GPUS
 from common.measuring.suite_results import MODELS
 from common.ratios import furthest, ratios
 from common.versions import REPOSITORY, SCRIPTS
-from maintain import pictures, rungs
+from maintain import pictures, rungs, warm_up
 from maintain.records import RECORDED, Record
 from model_counts import sizes_of_options
 
@@ -71,11 +71,36 @@ def of_file(record, part, name):
     return needed(record.holding(part).json(part, name))
 
 
-def warm_up(record, *words):
+def warm_up_of(record, *words):
     """Return the ms of warm-up, compilation and capture of a row that was timed eagerly and in a graph."""
     case = row(record, *words)["case"]
     found = [run["summary"] for run in record.holding("graph").suite("graph")["runs"] if run["case"] == case]
     return 1000 * needed(found)[0]["warmup_s"]
+
+
+def starts(record, preset, name):
+    """Return the starts of a rung, from the process to the first measured step."""
+    return needed(warm_up.presets_of(warm_up.parts_of(record)))[preset][name]
+
+
+def start_phase(record, phase, name, way):
+    """Return the median ms that a phase took with the small and with the medium preset.
+
+    phase: imports, first_step or other_steps.
+    """
+    named = {one.split(",")[0].replace(" ", "_"): one for one in warm_up.PHASES}
+    told = named[one_of(named, phase)]
+    one_of(warm_up.WAYS, way)
+    return [1000 * warm_up.phases_s(starts(record, preset, name), way)[told] for preset in ("small", "medium")]
+
+
+def imports_of_starts(record):
+    """Return the shortest and the longest median ms of imports and model, of all starts."""
+    found = needed(warm_up.presets_of(warm_up.parts_of(record)))
+    first = next(iter(warm_up.PHASES))
+    every = [starts for names in found.values() for starts in names.values()]
+    seconds = [warm_up.phases_s(one, way)[first] for one in every for way in warm_up.WAYS]
+    return [1000 * min(seconds), 1000 * max(seconds)]
 
 
 def on_gpus(record, part, model, processes):
@@ -353,7 +378,9 @@ FACTS = {  # r: the record
     },
     "time": {
         "step": lambda r, *words: row(r, *words)["step_ms"],
-        "warm_up": warm_up,
+        "warm_up": warm_up_of,
+        "start_phase": start_phase,
+        "imports_of_starts": imports_of_starts,
         "phases": lambda r, *words: [row(r, *words)[f"{phase}_ms"] for phase in ("forward", "backward", "optimizer")],
         "longer_backwards": lambda r: [
             two["backward_ms"] - one["backward_ms"]
@@ -419,6 +446,7 @@ FACTS = {  # r: the record
 }
 KIND_OF = {name: kind for kind, named in FACTS.items() for name in named}
 TWO = "backward_over_forward_of_two_starts losses longer_backwards alone_on_each_of_four attention".split()
+TWO += ["start_phase", "imports_of_starts"]
 SEVERAL = {"phases": 3, "gain_with_range": 3} | dict.fromkeys(TWO, 2)  # how many values these take from the record
 
 

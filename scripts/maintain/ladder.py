@@ -10,6 +10,7 @@ number of maintain/facts.py. In the ladder and in vocabulary, "..." means that n
     ladder, ladder_small, peers, vocabulary                the parts whose names begin like that
     v1 to v4, v1_v3                                        the part headline
     graph, kernels, ablation2, ablation3, ddp              the part of that name
+    starts                                                 the parts start-small and start-medium
     traces, traces_made, traces_read                       the part trace
     expected                                               all ladders of medium, and formulas/gpus.py's data sheets
     rivals                                                 the newest part kernels that timed them, all its runs
@@ -40,7 +41,7 @@ from common.profiles.formats import table_of_formats
 from common.ratios import counted, furthest, gain_text, noise_line, noisiest, noisiest_line, ratios
 from common.tables import known, markdown_table, rounded
 from common.versions import REPOSITORY, SCRIPTS
-from maintain import facts, pictures, room_reports, rungs
+from maintain import facts, pictures, room_reports, rungs, warm_up
 from maintain.expected import expected_table
 from maintain.pages import all_pages, fill, fill_facts, write_or_check
 from maintain.provenance import faults_of_commit, machine_line
@@ -421,6 +422,35 @@ def kernels_table(recorded):
     return f"{origin(kernels['record'], recorded)} {told}\n\n{markdown_table(header, lines)}"
 
 
+EXPLAINED_STARTS = ("h", "j", "k")  # the rungs whose phases are shown
+
+
+def starts_table(recorded):
+    """Return the seconds from each script's start to its first measured step, and the phases of versions 3 and 4."""
+    parts = warm_up.parts_of(recorded)
+    if not parts:
+        return None
+    presets = warm_up.presets_of(parts)
+    every = [starts for found in presets.values() for starts in found.values()]
+    counts = sorted({len(starts) for starts in every})
+    told = f"{' or '.join(map(str, counts))} starts of each, in turns: median seconds (smallest to largest)."
+    totals, phases = [], []
+    for name in next(iter(presets.values())):
+        cells = [
+            warm_up.with_range(warm_up.total_s(found[name], way)) for found in presets.values() for way in warm_up.WAYS
+        ]
+        totals.append([warm_up.title_of(name), *cells])
+        for preset, found in presets.items():
+            if name in EXPLAINED_STARTS:
+                seconds = [warm_up.phases_s(found[name], way) for way in warm_up.WAYS]
+                cells = [" / ".join(f"{one[phase]:.1f}" for one in seconds) for phase in warm_up.PHASES]
+                phases.append([f"{warm_up.title_of(name)}, {preset}", *cells])
+    header = ["", *(text for preset in presets for text in (f"{preset}, caches empty", "filled"))]
+    explained = "Where they go, with empty / filled caches (medians):"
+    tables = [markdown_table(header, totals), explained, markdown_table(["", *warm_up.PHASES], phases)]
+    return "\n\n".join([f"{origin(parts[0]['record'], recorded.holding(warm_up.PARTS[0]))} {told}", *tables])
+
+
 def changes(study, switch, key):
     """Return by how much a switch changes a value alone, and as the last one switched on, as text."""
     values = {frozenset(row["on"]): row[key] for row in study["combinations"]}
@@ -548,6 +578,7 @@ def tables_of(recorded):
     made |= {"peers": peers_table(recorded.holding("peers")), "other_gpus": other_gpus_table(recorded)}
     made |= {"vocabulary": vocabulary_table(recorded.holding("vocabulary-*"))}
     made |= {"graph": graph_table(recorded.holding("graph")), "kernels": kernels_table(recorded.holding("kernels"))}
+    made |= {"starts": starts_table(recorded)}
     made |= {"ddp": suite_table(recorded.holding("ddp"), "ddp")}
     made |= {part: ablation_table(recorded.holding(part), part) for part in ("ablation2", "ablation3")}
     made |= {"expected": expected_table([column for _, column in ladders_of_gpus(recorded)])}
@@ -582,6 +613,10 @@ def faults_of_record(recorded):
     timed = [(kernels["record"], [kernels])] if kernels else []
     if newest := kernels_of_rivals(recorded.folder.parent):
         timed.append((newest[0], newest[2]))
+    for part in warm_up.parts_of(recorded):
+        started = {name for starts in part["presets"].values() for name in starts}
+        ran = {(rungs.script_of(warm_up.KNOWN[name]), part["script_sha256"][name]) for name in started}
+        faults += faults_of_commit(part["record"]["commit"], ran)
     for record, runs in timed:
         ran = {(SCRIPT_OF["v3"], run["environment"]["script_sha256"]) for run in runs if "environment" in run}
         faults += faults_of_commit(record["commit"], ran)

@@ -32,6 +32,7 @@ from maintain import rungs
 
 PROGRAM = "warm_up.py"
 FILE = "warm_up.json"
+PARTS = ("start-small", "start-medium")  # of a recorded run
 WAYS = ("empty", "filled")
 CACHES = ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "CUDA_CACHE_PATH")
 STEPS = ["--num-steps", "1"]
@@ -41,8 +42,23 @@ PHASES = {
     "first step": "warm-up    steps 2 to",
     "other steps, graph": "step     1/",
 }
-NAMES = ["b", "f", "g", "h", "i", "j", "k", "peer", "liger", "updated"]
 KNOWN = {rung.name: rung for rung in [*rungs.LADDER, *rungs.PEERS] if not rung.tuned}
+TITLES = {  # of the rungs that are started unless --rungs says which
+    "b": "version 1",
+    "f": "version 2",
+    "g": "version 2, compiled",
+    "h": "version 3",
+    "i": "version 3, fp8",
+    "j": "version 3, compiled",
+    "k": "version 4",
+    "peer": "Hugging Face, compiled",
+    "liger": "Hugging Face, Liger",
+    "updated": "Hugging Face, 16-bit weights, compiled AdamW",
+}
+
+
+def title_of(name):
+    return TITLES.get(name, KNOWN[name].idea)
 
 
 class Watch:
@@ -90,7 +106,7 @@ def measure_round(content, preset, names, options, number, limit, save):
         if not limit.room():
             left += 1
             continue
-        progress(f"{preset}, round {number + 1}: {KNOWN[name].idea}")
+        progress(f"{preset}, round {number + 1}: {title_of(name)}")
         starts.append(limit.timed(functools.partial(both_ways, KNOWN[name], ["--preset", preset, *options])))
         save()
     return left
@@ -107,6 +123,11 @@ def phases_s(starts, way):
     return {phase: statistics.median(found[phase] for found in timed) for phase in PHASES}
 
 
+def with_range(seconds):
+    """Return the median of seconds, the smallest and the largest."""
+    return f"{statistics.median(seconds):.1f} ({min(seconds):.1f} to {max(seconds):.1f})"
+
+
 def text_of(preset, found):
     """Return the starts of a preset as a table: medians with smallest and largest."""
     header = ["", "caches", "seconds", *PHASES]
@@ -116,10 +137,20 @@ def text_of(preset, found):
         for way in WAYS:
             if total := total_s(starts, way):
                 cells = [f"{seconds:.1f}" for seconds in phases_s(starts, way).values()]
-                told = f"{statistics.median(total):.1f} ({min(total):.1f} to {max(total):.1f})"
-                lines.append([KNOWN[name].shown or KNOWN[name].idea, way, told, *cells])
+                lines.append([title_of(name), way, with_range(total), *cells])
         failed += [f"{name} failed: {start['reason']}" for start in starts if "reason" in start]
     return "\n".join([preset, text_table(header, lines), *dict.fromkeys(failed)])
+
+
+def parts_of(recorded):
+    """Return the contents of both parts of a recorded run, or of the newest that has them; [] where one lacks."""
+    found = [recorded.holding(part).json(part, FILE) for part in PARTS]
+    return found if all(found) else []
+
+
+def presets_of(parts):
+    """Return {preset: {rung: its starts}}, the small preset first."""
+    return {preset: starts for part in parts for preset, starts in part["presets"].items()}
 
 
 def content_of(file, record, options):
@@ -170,7 +201,7 @@ def parse_arguments(argv):
     parser = Parser(PROGRAM, __doc__, with_json=False)
     add = parser.add_argument
     add("--presets", type=listed(PRESETS), help="tiny, small, medium (small,medium; tiny on a CPU)")
-    add("--rungs", type=listed(), default=NAMES, help=f"rungs to start, by name ({','.join(NAMES)})")
+    add("--rungs", type=listed(), default=[*TITLES], help=f"rungs to start, by name ({','.join(TITLES)})")
     add("--rounds", type=positive, default=3, help="starts of each kind (%(default)s)")
     add("--time-limit", type=positive, help="end after this many seconds; --append does the rest")
     add("--results", type=pathlib.Path, metavar="FOLDER", required=True)

@@ -876,6 +876,7 @@ class Stub(contextlib.nullcontext):
         super().__init__()
 
 
+@pytest.mark.parametrize("action", ["check", "time"])
 @pytest.mark.parametrize(
     ("refused", "error", "passed", "said"),
     [
@@ -886,7 +887,7 @@ class Stub(contextlib.nullcontext):
         (None, SystemExit(0), True, "compiled for gfx942: a, b, and no more because of SystemExit in a run that"),
     ],
 )
-def test_what_is_said_of_a_compilation(refused, error, passed, said, monkeypatch, tmp_path):
+def test_what_is_said_of_a_compilation(refused, error, passed, said, action, monkeypatch, tmp_path):
     def call():
         if error:
             raise error
@@ -896,7 +897,7 @@ def test_what_is_said_of_a_compilation(refused, error, passed, said, monkeypatch
     monkeypatch.setattr(compilation, "run_own", lambda folder: call)
     monkeypatch.setattr(compilation, "Compilation", Stub)
     monkeypatch.setattr(Stub, "refused", refused)
-    verdict = compilation.judge_compilation(tmp_path, "check")
+    verdict = compilation.judge_compilation(tmp_path, action)
     assert verdict["passed"] == passed and verdict["sentence"].startswith(said)
 
 

@@ -9,7 +9,7 @@ import re
 import pytest
 
 from common.ratios import furthest, ratios
-from maintain import facts, ladder, pictures, rungs
+from maintain import facts, ladder, pictures, rungs, warm_up
 from maintain.pages import fill_facts
 from maintain.records import RECORDED, newest_record
 
@@ -41,6 +41,16 @@ def test_eager_rows_of_medium_wait_for_the_host_version_3_most():
     steps = {(row["model"], row["captured"]): row["step_ms"] for row in rows}
     waits = {model: steps[model, False] / steps[model, True] for model, _ in steps}
     assert max(waits, key=waits.get) == "v3" and sorted(waits.values())[-2] > 1.05
+
+
+def test_version_3_starts_before_what_is_compiled_and_its_peers_import_longest():
+    for starts in warm_up.presets_of(warm_up.parts_of(RECORD)).values():
+        total = {name: warm_up.total_s(found, "empty") for name, found in starts.items()}
+        assert all(max(total["h"]) < min(total[name]) for name in ("g", "j", "k", "peer", "updated"))
+        imports = {name: warm_up.phases_s(found, "filled")["imports, model"] for name, found in starts.items()}
+        assert {*sorted(imports, key=imports.get)[-2:]} == {"peer", "updated"}
+        first = {name: warm_up.phases_s(found, "empty")["first step"] for name, found in starts.items()}
+        assert 0.5 < first["k"] / first["updated"] < 1  # "wait as long"
 
 
 @pytest.mark.parametrize("record", [RECORD, OTHER], ids=["newest", "H200"])

@@ -248,7 +248,23 @@ def recorded(tmp_path, monkeypatch):
         (folder / part).mkdir()
         (folder / part / f"{name}.json").write_text(json.dumps(content))
         (folder / part / "record.json").write_text(json.dumps(RECORD))
+    for preset, compile_s in (("small", 30), ("medium", 40)):
+        starts = {"h": [started(8), started(10), started(7)], "g": [started(compile_s), started(compile_s + 1)]}
+        write_starts(folder / f"start-{preset}", preset, starts)
     return folder
+
+
+def started(first_step_s):
+    """Return one start with empty caches, and one with filled ones whose first step takes a tenth of it."""
+    phases = {"imports, model": 5, "first step": first_step_s, "other steps, graph": 1}
+    return {"empty": phases, "filled": phases | {"first step": first_step_s / 10}}
+
+
+def write_starts(folder, preset, starts, **more):
+    folder.mkdir()
+    content = {"presets": {preset: starts}, "script_sha256": dict.fromkeys("gh", "0")}
+    (folder / "warm_up.json").write_text(json.dumps(content))
+    (folder / "record.json").write_text(json.dumps(RECORD | more))
 
 
 @pytest.mark.parametrize(
@@ -262,6 +278,10 @@ def recorded(tmp_path, monkeypatch):
         ("ddp", "| V3 | bf16 | graph | 4 | 10.00 | 10.00 to 10.00 | 3,200 | 0.2 | 80.0 % (80.0 to 80.0) | 100 |"),
         ("kernels", "| RoPE forward, 1 x 2 | 2.00 | 10.0 | 3,000 GB/s | 90 % |"),
         ("kernels", "in bf16. Faster than V3's, with their time / V3's: SDPA flash's attention, 3 x 4 (0.99)."),
+        ("starts", "| version 3 | 14.0 (13.0 to 16.0) | 6.8 (6.7 to 7.0) | 14.0 (13.0 to 16.0) | 6.8 (6.7 to 7.0) |"),
+        ("starts", "| version 2, compiled | 36.5 (36.0 to 37.0) | 9.1 (9.0 to 9.1) | 46.5 (46.0 to 47.0) |"),
+        ("starts", "| version 3, medium | 5.0 / 5.0 | 8.0 / 0.8 | 1.0 / 1.0 |"),
+        ("starts", "2 or 3 starts of each"),
         ("rivals", "| RoPE forward, 1 x 2 | 10.0 | 2.00 | 1.01 | 0.99 |"),
         ("kernels", "4,000 GB/s (bytes read plus bytes written), and 8192³ matmuls reach fp32 50, bf16 2 TFLOP/s"),
         ("ablation3", "| a | 1.38 (1.25 to 1.50) | 2.25 (2.00 to 2.50) | -2,000, +1 | -4, -1 |"),
@@ -584,6 +604,31 @@ def test_another_script_than_the_commit_s_is_a_fault_of_every_part_of_the_suite(
     write_results(results, recorded / part / "suite.json")
     faults = ladder.faults_of_record(records.Record(recorded))
     assert faults and all(fault.endswith("is not what ran") for fault in faults)
+
+
+def test_a_start_without_the_other_preset_s_is_no_table(recorded):
+    assert len(ladder.starts_table(Record(recorded)).split("| version 2, compiled |")) == 2
+    (recorded / "start-medium" / "record.json").unlink()
+    assert ladder.starts_table(Record(recorded)) is None
+
+
+@pytest.mark.parametrize("preset", ["small", "medium"])
+def test_starts_of_another_script_than_the_commit_s_are_a_fault(recorded, preset):
+    assert ladder.faults_of_record(records.Record(recorded)) == []
+    commit = description.git("rev-parse", "HEAD")
+    (recorded / f"start-{preset}" / "record.json").write_text(json.dumps(RECORD | {"commit": commit}))
+    faults = ladder.faults_of_record(records.Record(recorded))
+    assert [fault.split()[0] for fault in faults] == [f"{SCRIPTS[v].relative_to(REPOSITORY)}" for v in (2, 3)]
+
+
+def test_phases_of_starts_as_facts(recorded):
+    record = Record(recorded)
+    assert facts.values_of(record, ["start_phase", "first_step", "h", "filled"])[0] == [800, 800]
+    assert facts.values_of(record, ["start_phase", "first_step", "g", "empty"])[0] == [30500, 40500]
+    assert facts.values_of(record, ["imports_of_starts"])[0] == [5000, 5000]
+    for words in ("start_phase steps h filled", "start_phase imports h cold", "start_phase imports z empty"):
+        with pytest.raises(ValueError):
+            facts.values_of(record, words.split())
 
 
 @pytest.mark.parametrize("name", ["toy_2026-01-02", "rivals_2026-01-03"])
