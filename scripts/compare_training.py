@@ -213,7 +213,7 @@ class Comparison:
         """Return a difference's text with what may be the reason."""
         text = difference.text
         old, new = (self.session.held[name].precision for name in (OLD, NEW))
-        if old != new and difference.kind != "settings":
+        if old != new and difference.kind not in ("settings", "modules"):
             text += f"; new computes in {precision_text(new)}, old in {precision_text(old)}"
         kinds = {name: ", ".join(self.recorded[name].facts["optimizers"]) for name in (OLD, NEW)}
         if difference.kind in ("settings", "updates") and kinds[OLD] != kinds[NEW]:

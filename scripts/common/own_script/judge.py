@@ -24,7 +24,7 @@ CLEAR = 10  # times the allowed error of a gradient: a smaller one may have eith
 class Difference(NamedTuple):
     """Hold what differs first."""
 
-    kind: str  # data, outputs, loss, gradients, stepped, settings, updates, buffers
+    kind: str  # data, shapes, outputs, loss, gradients, stepped, settings (the optimizer's), updates, buffers, modules
     text: str
     module: str | None = None
     lacking: bool = False  # does new lack gradients?
@@ -480,7 +480,7 @@ class Judge:
         words = []
         for (setting, one, other), names in sorted(differ.items()):
             words.append(f"{setting} {other} in new and {one} in old for {folded(names)}")
-        return Difference("settings", f"step {number}: the modules' {'; '.join(words)}")
+        return Difference("modules", f"step {number}: the modules' {'; '.join(words)}")
 
     def parts_of_settings(self, settings, side):
         found = {}

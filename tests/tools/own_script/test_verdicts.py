@@ -334,18 +334,21 @@ def test_one_call_of_a_step_that_draws_is_enough(place):
         ({"device": "cuda"}, "new computes in float32 on cuda, old in float32 on cpu"),
     ],
 )
-def test_one_difference_in_precision_is_told_with_whatever_differs(precision, words):
+def test_one_difference_in_precision_is_told_with_whatever_it_may_explain(precision, words):
     session = StubSession()
     session.held[NEW].precision.update(precision)
     spoil(session.runs[NEW].steps[0]["calls"][0]["outputs"][0])
     assert words in verdict_on(session)[1]
-    spoil_setting(session.runs[NEW].steps[0])
-    session.runs[NEW].steps[0]["calls"][0]["outputs"][0].fill_(1)
-    assert words not in verdict_on(session)[1]
+    for change in (spoil_setting, spoil_module):
+        session.runs[NEW].steps[0] = new_step()
+        change(session.runs[NEW].steps[0])
+        found, reason = verdict_on(session)
+        assert found == NOT_SAME and words not in reason
 
 
 @pytest.mark.parametrize(
-    ("name", "told"), [("setting", True), ("update", True), ("gradient", False), ("buffer", False)]
+    ("name", "told"),
+    [("setting", True), ("update", True), ("gradient", False), ("buffer", False), ("module", False)],
 )
 def test_another_optimizer_is_told_where_it_may_be_the_reason(name, told):
     session = StubSession()
