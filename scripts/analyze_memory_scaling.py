@@ -14,6 +14,7 @@ import os
 import sys
 
 from common.command_line import Failure, Parser, add_time_limit, listed, numbers, on_cpu, progress, with_sizes
+from common.machine.description import without_folders
 from common.measuring.runs import OutOfMemory, TimeLimit, train
 from common.tables import emit, known, text_table
 from common.versions import SCRIPTS, load_version
@@ -85,7 +86,7 @@ def study(options, rest):
     measured = measure(options.versions, lengths, argv, TimeLimit(options.time_limit))
     if all(peak is None for row in measured["rows"] for peak in row["peaks_mb"]):
         raise Failure(1, f"not even {lengths[0]} tokens fit into memory: lower --batch-size")
-    content = {"device": config.device_name, "on_cpu": on_cpu(argv), "options": argv, **measured}
+    content = {"device": config.device_name, "on_cpu": on_cpu(argv), "options": without_folders(argv), **measured}
     emit(content, as_text(content), options.json)
     return int(len(content["lengths"]) < len(lengths))
 

@@ -45,7 +45,7 @@ from common.command_line import (
     refuse_protected,
     run_tool,
 )
-from common.machine.description import SAME_RUN, describe, hash_of
+from common.machine.description import SAME_RUN, describe, folder_in, hash_of
 from common.measuring.accuracy import errors_of
 from common.measuring.runs import TimeLimit, last_words, run_process, train
 from common.measuring.suite_results import (
@@ -104,6 +104,8 @@ def parse_arguments(argv):
     for word in rest:
         if instead := NAMED.get(word.split("=")[0]):
             parser.error(f"{word} would run a case other than the one that the tables name: use {instead}")
+    if named := folder_in(rest):
+        parser.error(named)
     arguments.options = shlex.join(rest)
     cpu = on_cpu(rest)
     if cpu and not (arguments.presets or rest):

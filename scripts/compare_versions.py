@@ -31,6 +31,7 @@ from common.command_line import (
     trace_folder,
     with_sizes,
 )
+from common.machine.description import without_folders
 from common.measuring.accuracy import Reference, outcome, verdict
 from common.measuring.rounds import run_in_rounds
 from common.measuring.runs import TimeLimit, train
@@ -161,7 +162,7 @@ def result_lines(rows):
 
 def facts_of(content):
     """Return (name, value) of what the versions have in common."""
-    return [*report.facts_of(content["rows"][0]), ("options", " ".join(content["options"]))]
+    return [*report.facts_of(content["rows"][0]), ("options", " ".join(without_folders(content["options"])))]
 
 
 def table_of(content):

@@ -18,6 +18,7 @@ import sys
 import tempfile
 
 from common.command_line import Failure, Parser, add_time_limit, listed, positive, with_sizes
+from common.machine.description import without_folders
 from common.measuring.rounds import run_in_rounds
 from common.measuring.runs import TimeLimit, train
 from common.profiles import read_profile, steps_needed
@@ -187,7 +188,7 @@ def study(options, rest):
     if not any(row["step_ms"] for row in rows):
         raise Failure(1, f"no combination ran: {rows[0]['reason']}")
     found = worth(rows, switches, again)
-    content = {"version": options.version, "options": argv, "combinations": rows, "again_ms": again}
+    content = {"version": options.version, "options": without_folders(argv), "combinations": rows, "again_ms": again}
     content["again_every_step_ms"] = again_runs
     content["switches"] = [plain(row) for row in found]
     text = as_text(rows, found, again)

@@ -34,6 +34,7 @@ from common.command_line import (
     with_sizes,
 )
 from common.files import errors_of, read_object
+from common.machine.description import without_folders
 from common.profiles import INTERPRETED, group_table, kernel_table, kernel_text, read_profile, short
 from common.step_parts import PHASES
 from common.tables import columns, rounded, write_whole
@@ -62,7 +63,7 @@ def profile(version, folder, rest):
         raise Failure(status)  # the script has said why
     (trace,) = set(folder.glob(f"trace_v{version}_*.json")) - before
     metrics = json.loads(metrics_file.read_text())
-    metrics["command"] = [SCRIPTS[version].name, *arguments]
+    metrics["command"] = [SCRIPTS[version].name, *without_folders(arguments)]
     return read_profile(trace), metrics
 
 

@@ -38,7 +38,7 @@ from common.command_line import (
     refuse_protected,
     run_tool,
 )
-from common.machine.description import SAME_RUN, describe, hash_of
+from common.machine.description import SAME_RUN, describe, folder_in, hash_of
 from common.measuring.runs import TimeLimit
 from common.versions import load_version
 from maintain import rounds, rungs
@@ -89,6 +89,8 @@ def parse_arguments(argv):
     file = results_file(arguments)
     if file.exists() and not arguments.append:
         parser.error(f"{file} exists already: add --append, or choose another --results folder")
+    if named := folder_in(rest):
+        parser.error(named)
     load_version(1).parse_options(rest)  # refuses an option that it does not know
     return arguments
 

@@ -117,10 +117,7 @@ part() {
     else
         mkdir -p "$place"
         set -- "${@/#SECONDS_LEFT/$((seconds - 30))}"
-        local told=("$(basename "$1")" "${@:2}") # without the folders of this machine
-        told=("${told[@]//$root\//}")
-        told=("${told[@]/#\/*\//}")
-        "$PYTHON" "$SCRIPTS/maintain/provenance.py" "${told[@]}" >"$place/started.json" &&
+        "$PYTHON" "$SCRIPTS/maintain/provenance.py" "$(basename "$1")" "${@:2}" >"$place/started.json" &&
             (cd "$place" && timeout --kill-after=20 "$seconds" "$@") >>"$place/log.txt" 2>&1
         status=$?
         if [[ $status -eq 0 ]]; then

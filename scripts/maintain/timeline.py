@@ -18,7 +18,7 @@ import tempfile
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
 from common.command_line import Failure, Parser, result_folder, with_sizes
-from common.machine.description import describe
+from common.machine.description import describe, without_folders
 from common.measuring.runs import train
 from common.profiles import KINDS, read_profile, steps_needed, whole_traces
 from common.tables import emit
@@ -175,7 +175,8 @@ def work(options, rest):
         for version, way in ((1, "--no-graph"), (4, "--graph")):
             print(write_trace(version, [*argv, way], folder), flush=True)
         return
-    content = {"options": argv, "kernels": {f"v{version}": profiled(SCRIPTS[version], argv) for version in (1, 4)}}
+    kernels = {f"v{version}": profiled(SCRIPTS[version], argv) for version in (1, 4)}
+    content = {"options": without_folders(argv), "kernels": kernels}
     told = [f"version {name[1:]}: {len(found)} kernels" for name, found in content["kernels"].items()]
     emit(content, "\n".join(told), options.json)
 

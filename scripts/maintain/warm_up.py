@@ -24,7 +24,7 @@ if __name__ == "__main__":
 
 from common.command_line import PRESETS, Failure, Parser, listed, on_cpu, positive, progress, refuse_protected, run_tool
 from common.files import errors_of, read_object
-from common.machine.description import SAME_RUN, describe, hash_of
+from common.machine.description import SAME_RUN, describe, folder_in, hash_of
 from common.measuring.runs import TimeLimit, train
 from common.tables import text_table, write_whole
 from common.versions import load_version
@@ -213,6 +213,8 @@ def parse_arguments(argv):
     file = arguments.results / FILE
     if file.exists() and not arguments.append:
         parser.error(f"{file} exists already: add --append, or choose another --results folder")
+    if named := folder_in(arguments.options):
+        parser.error(named)
     load_version(1).parse_options(arguments.options)  # refuses an option that it does not know
     return arguments
 

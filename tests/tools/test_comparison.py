@@ -236,7 +236,7 @@ def test_without_folders_all_four_are_compared(one_process, capsys):
 def comparison(tmp_path_factory):
     """The page that the documented command leaves with --report, and the JSON that it prints."""
     folder = tmp_path_factory.mktemp("comparison") / "our report"
-    options = shlex.join([*SIZES, "--rounds", "1", "--num-steps", "3"])
+    options = shlex.join([*SIZES, "--rounds", "1", "--num-steps", "3", "--checkpoint-dir", str(folder / "kept")])
     command = f"compare_versions.py --v1 ../version1_pytorch_baseline --v2 . --report '{folder}' --json - {options}"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(runs, "run_process", process_here)
@@ -256,6 +256,7 @@ def test_the_documented_comparison(comparison):
     places = [page.index(words) for words in firsts]
     assert places == sorted(places) and page.count('<div class="bar">') == 4
     assert not any(word in page for word in ("http:", "https:", "<script", "{{"))
+    assert "--checkpoint-dir kept" in page  # no folder of the machine
     assert f"<td>{report.rounded(second['step_ms']['median'])}</td>" in page
 
 
@@ -334,12 +335,13 @@ def test_a_length_is_begun_if_there_is_time_for_all_versions(monkeypatch, capsys
 
     monkeypatch.setattr(memory_tool, "train", run)
     arguments = ["--versions", "1,2", "--seq-lengths", "64,128,256", "--time-limit", "60", "--json", "-"]
-    assert memory_tool.main([*arguments, *SIZES[:6], "--device", "cpu"]) == 1
+    assert memory_tool.main([*arguments, *SIZES[:6], "--device", "cpu", "--data", os.path.dirname(os.__file__)]) == 1
     told = capsys.readouterr()
     left = re.findall("about .* left|time left unknown", told.err)
     assert left == ["time left unknown", *(f"about {s} s left" for s in (50, 40, 30))]
     content = json.loads(told.out)
     assert content["lengths"] == [64, 128] and [len(row["peaks_mb"]) for row in content["rows"]] == [2, 2]
+    assert content["options"][-2:] == ["--data", os.path.basename(os.path.dirname(os.__file__))]
 
 
 @pytest.mark.slow

@@ -353,10 +353,13 @@ def test_what_the_time_limit_leaves_out_of_the_ablation(seconds, ran, rounds, mo
 
     monkeypatch.setattr(ablation, "train", run)
     monkeypatch.setattr(ablation, "read_profile", lambda folder: SimpleNamespace(calls=[None] * 7, steps=1))
-    arguments = ["--all-combinations", "--switches", "qkv-fusion,torch-compile", *SIZES, "--graph"]
+    arguments = ["--all-combinations", "--switches", "qkv-fusion,torch-compile", *SIZES]
+    arguments += ["--checkpoint-dir", str(tmp_path / "kept"), "--graph"]
     file = tmp_path / "ablation.json"
     assert ablation.main([*arguments, "--time-limit", str(seconds), "--json", str(file)]) == 1
-    rows = json.loads(file.read_text())["combinations"]
+    content = json.loads(file.read_text())
+    assert content["options"][-4:] == ["--checkpoint-dir", "kept", "--graph", "--graph"]
+    rows = content["combinations"]
     assert sum(row["reason"] is None for row in rows) == ran and len(rows[0]["steps_ms"]) == rounds
     assert [row["step_ms"] for row in rows[:3]] == [9, 5, 7]
     assert rows[1]["every_step_ms"] == [[5.0, 5.5, 4.75]] * rounds

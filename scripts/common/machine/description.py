@@ -45,6 +45,32 @@ def package_version(name):
     return None
 
 
+def without_folders(words):
+    """Return the words of a command without this machine's folders.
+
+    Of an absolute path stays what is inside the repository, or else its last name. It may follow an option and "=".
+    """
+    told = []
+    for word in words:
+        option, equals, path = word.partition("=") if word.startswith("-") else ("", "", word)
+        if path.startswith("/"):
+            path = pathlib.PurePath(os.path.normpath(path))
+            path = path.relative_to(REPOSITORY) if path.is_relative_to(REPOSITORY) else path.name
+        told.append(f"{option}{equals}{path}")
+    return told
+
+
+def folder_in(words):
+    """Return a sentence on a word that names a folder, None if none does.
+
+    A results file that several calls complete has to hold the options as they are.
+    """
+    for word, told in zip(words, without_folders(words), strict=True):
+        if word != told:
+            return f"{word}: a record names no folder of this machine, so give the path from the current folder"
+    return None
+
+
 def describe(command):
     """Return the record of a command that runs now: date, commit, machine and versions of packages.
 
@@ -59,7 +85,7 @@ def describe(command):
     runtime = f"CUDA {torch.version.cuda}" if torch.version.cuda else f"HIP {torch.version.hip}"
     return {
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "command": shlex.join(command),
+        "command": shlex.join(without_folders(command)),
         "workshop": workshop(),
         "commit": told or git("rev-parse", "HEAD"),
         "modified": not told and bool(git("status", "--porcelain", "--untracked-files=no")),

@@ -137,6 +137,7 @@ def test_a_profile_holds_kernels_figures_and_a_trace(profile_folder):
     assert f"| step, median ms | {rounded(content['summary']['step_ms']['median'])} |" in text
     assert "interpreter" not in text and "- sizes: 2 layers, width 64," in text
     assert "- command: python tiny_llama_v2.py --num-steps 5 " in text
+    assert f"--profile-dir '{profile_folder.name}' --metrics-file metrics_v2.json" in text  # no folder of the machine
     peak = max(e["args"]["Total Allocated"] for e in trace["traceEvents"] if e["name"] == "[memory]") / 2**20
     page = (profile_folder / "memory_timeline.html").read_text()
     assert f"Peak {peak:,.1f} MiB" in page and "version 2, 2 x 32 tokens" in page

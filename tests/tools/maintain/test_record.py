@@ -60,8 +60,7 @@ def test_each_part_is_complete_in_itself_and_kept(record, tmp_path):
     wanted = [("headline", SUITE), ("kernels", "benchmark_kernels.py"), ("ablation2", study), ("ablation3", study)]
     assert ran(tmp_path) == [*wanted, ("memory", "analyze_memory_scaling.py")]
     kept = json.loads((tmp_path / "re sults" / "kernels" / "record.json").read_text())
-    # what is published names no folder of the machine
-    assert kept["command"] == "a python scripts/benchmark_kernels.py --json kernels.json"
+    assert kept["command"] == f"a python {REPOSITORY}/scripts/benchmark_kernels.py --json kernels.json"
     (tmp_path / "log").unlink()
     second = record(*some)
     assert second.returncode == 0 and second.stdout.count(": kept") == 5 and not (tmp_path / "log").exists()
@@ -282,6 +281,13 @@ def test_a_trace_of_a_step_says_what_it_was_made_with_and_is_read(tmp_path, monk
         assert str(tmp_path) not in record["command"]
     monkeypatch.setattr(timeline, "LARGEST", 100)
     refused(timeline.main, ["--preset", "small", "--traces", str(tmp_path)], capsys, "may have 100", 1)
+
+
+def test_the_options_of_a_timeline_name_no_folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(timeline, "profiled", lambda script, argv: [])
+    file = tmp_path / "timeline.json"
+    assert timeline.main(["--preset", "small", "--data", "/home/me/text", "--json", str(file)]) == 0
+    assert json.loads(file.read_text())["options"][-2:] == ["--data", "text"]
 
 
 @pytest.mark.parametrize("more", [0, 1])

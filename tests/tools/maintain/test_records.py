@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import subprocess
 
 import pytest
@@ -143,6 +144,31 @@ def test_a_copy_without_history_is_told_its_commit(monkeypatch):
     monkeypatch.setenv("TINY_LLAMA_COMMIT", "fedcba")
     record = description.describe(["a b.py", "--c"])
     assert (record["commit"], record["modified"], record["command"]) == ("fedcba", False, "'a b.py' --c")
+
+
+@pytest.mark.parametrize(
+    ("word", "told"),
+    [
+        ("/home/me/run 1", "run 1"),
+        ("/home/me/", "me"),
+        ("--results=/home/me/run", "--results=run"),
+        ("--data", "--data"),
+        ("../peers/peers.json", "../peers/peers.json"),
+        ("a=/b", "a=/b"),  # a name, inside a folder of this one
+        (str(description.REPOSITORY / "scripts" / "x.py"), "scripts/x.py"),
+        (str(description.REPOSITORY), "."),
+        (f"{description.REPOSITORY}/../other/x.py", "x.py"),
+        (f"{description.REPOSITORY}s/x.py", "x.py"),
+    ],
+)
+def test_a_record_names_no_folder_of_the_machine(word, told):
+    assert description.without_folders([word]) == [told]
+    assert description.describe(["warm_up.py", word])["command"] == shlex.join(["warm_up.py", told])
+    named = description.folder_in(["--steps", word])
+    if word == told:
+        assert named is None
+    else:
+        assert named.startswith(f"{word}: a record names no folder")
 
 
 def test_a_script_that_is_not_the_commits_is_a_fault(tmp_path, monkeypatch):

@@ -658,6 +658,7 @@ def workers(seed):
         ("--vocabularies 64 --peer-variants", "measure different rows: give one of them"),
         ("--rungs library", "library: add --tuned with the peers.json that --peer-variants wrote"),
         ("--hiden-dim 3", "unrecognized arguments: --hiden-dim 3"),
+        ("--data /home/me/text", "/home/me/text: a record names no folder of this machine"),
     ],
 )
 def test_bad_options_of_the_ladder(options, words, tmp_path, capsys):

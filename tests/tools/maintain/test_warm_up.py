@@ -90,6 +90,7 @@ def test_another_commit_begins_another_file(scripts, tmp_path, capsys):
         ("--rungs b,none", "--rungs: none isn't one of a, b"),
         ("--rounds 0", "--rounds"),
         ("--hiden-dim 3", "unrecognized arguments: --hiden-dim 3"),
+        ("--data /home/me/text", "/home/me/text: a record names no folder of this machine"),
     ],
 )
 def test_bad_options(options, words, tmp_path, capsys):

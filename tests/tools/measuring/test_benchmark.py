@@ -376,6 +376,7 @@ def test_an_interrupted_suite_keeps_its_rows_and_ends_what_runs(stubs):
         ("--batch-sizes 0", "--batch-sizes"),
         ("--hiden-dim 3", "unrecognized arguments: --hiden-dim 3"),
         ("--nproc 0", "--nproc"),
+        ("--models v1 --data=/home/me/text", "--data=/home/me/text: a record names no folder of this machine"),
         # a row called float32 trained in bfloat16, and one called small was medium
         ("--models v1 --use-amp", "the tables name: use --precisions"),
         ("--models v1 --preset=medium", "the tables name: use --presets"),
