@@ -1,6 +1,5 @@
 """Find the files of an exercise, and have answers graded in a process of their own."""
 
-import contextlib
 import json
 import os
 import pathlib
@@ -17,7 +16,7 @@ from common.command_line import Failure, missing_package
 
 TARGET_VARIABLE = "EXECUTE_ON_TARGET"
 COMPILED_FOR = "gfx942"  # what passes in Triton's interpreter is compiled for this GPU, which need not be here
-TIMEOUT = 120  # seconds that an answer may take; the slowest solution needs a few
+TIMEOUT = 120  # seconds of its own, see keeper.OwnTime, that an answer may take; the slowest solution needs a few
 REGION = re.compile(r"^ *# TODO\b.*?^ *# end of TODO\n", re.DOTALL | re.MULTILINE)
 
 # ---------------------------------------------------------------- files
@@ -61,7 +60,7 @@ def is_started(text):
 
 
 def describe_end(status, said, path):
-    """Return why a grading process left no verdict."""
+    """Return why a grading process that ended left no verdict."""
     missing = re.search(r"No module named '(\w+)'", said)
     if missing:
         return missing_package(missing[1])
@@ -73,6 +72,14 @@ def describe_end(status, said, path):
     if status < 0:
         return f"{path} was ended by {signal.Signals(-status).name}: {last}"
     return f"{path} ended Python with status {status}: {last}"
+
+
+def describe_late(limit, computed, waited):
+    """Return what a grading process did in the seconds after which it was ended."""
+    said = f"not finished after {limit} s, in which it computed for {computed:.0f} s and waited for {waited:.0f} s"
+    if waited > computed:
+        return f"{said}, perhaps for a GPU kernel whose loop doesn't end, for a lock or for another process"
+    return f"{said}: does every loop in your kernel end?"
 
 
 def runs_on_ranks(folder):
@@ -137,33 +144,31 @@ def compile_passed(jobs, verdicts, timeout):
 def grade_apart(jobs, timeout, environment, program):
     """Return a program's verdicts on pairs of a folder and a file, from a process that may crash, hang or start others.
 
-    keeper.py ends all that it leaves, of which the last verdict's "left" has the names. If this process is killed, a
-    pipe that closes tells the keeper.
+    keeper.py ends it after the timeout, in seconds of its own, and all that it leaves, of which the last verdict's
+    "left" has the names. If this process is killed, a pipe that closes tells the keeper.
     """
     with tempfile.TemporaryDirectory() as scratch:
         pathlib.Path(scratch, "jobs.json").write_text(json.dumps([[str(folder), str(path)] for folder, path in jobs]))
         pipe, other_end = os.pipe()
-        keeper = [sys.executable, "-I", "-S", str(HERE / "keeper.py"), str(pipe), scratch]
+        keeper = [sys.executable, "-I", "-S", str(HERE / "keeper.py"), str(pipe), scratch, str(timeout)]
         command = [sys.executable, "-W", "ignore", str(HERE / program), scratch]
         try:
             with open(pathlib.Path(scratch, "said.txt"), "wb") as said:
                 streams = {"stderr": said, "pass_fds": [pipe]}
                 child = subprocess.Popen([*keeper, *command], start_new_session=True, env=environment, **streams)
             os.close(pipe)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                child.wait(timeout)
+            child.wait()
         finally:
-            late = child.poll() is None
             os.close(other_end)  # the keeper ends everything
             child.wait()
         verdicts = read_json(pathlib.Path(scratch, "verdicts.json"), [])
-        end = read_json(pathlib.Path(scratch, "end.json"), {"status": child.returncode, "left": []})
+        end = read_json(pathlib.Path(scratch, "end.json"), {"status": child.returncode, "left": [], "late": False})
         words = last_words(pathlib.Path(scratch, "said.txt"))
     if len(verdicts) == len(jobs):
         verdicts[-1]["left"] = end["left"]
         return verdicts
-    if late:
-        raise Failure(1, f"not finished after {timeout} s: does every loop in your kernel end?")
+    if end["late"]:
+        raise Failure(1, describe_late(timeout, end["computed"], end["waited"]))
     raise Failure(1, describe_end(end["status"], words, relative(jobs[len(verdicts)][program == "grading.py"])))
 
 

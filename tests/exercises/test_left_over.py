@@ -11,10 +11,12 @@ from types import SimpleNamespace
 
 import pytest
 
+from common.command_line import Failure
 from common.versions import REPOSITORY
 from processes import running, wait_for
 
 sys.path.insert(0, str(REPOSITORY / "exercises"))
+import answers
 import check
 import grading
 import keeper
@@ -93,7 +95,7 @@ LEFT = {
 def kept(tmp_path, code, pipe):
     """Run a program under the keeper; return the keeper's process."""
     (tmp_path / "work.py").write_text(WORK + code)
-    command = [sys.executable, "-I", "-S", str(tmp_path / "short.py"), str(pipe), str(tmp_path)]
+    command = [sys.executable, "-I", "-S", str(tmp_path / "short.py"), str(pipe), str(tmp_path), "600"]
     text = (REPOSITORY / "exercises" / "keeper.py").read_text()
     text = text.replace("\nTHREADS = 3 ", "\nTHREADS = 0.2 ").replace("\nEXIT = 20 ", "\nEXIT = 1 ")
     (tmp_path / "short.py").write_text(text)
@@ -149,6 +151,77 @@ def test_the_end_of_a_rank_is_seen_though_a_fork_of_it_lives(tmp_path):
     with pytest.raises(grading.Wrong, match="the process of rank 0 ended Python with status 3"):
         ranks.on_ranks(path, [{"x": None}])
     os.kill(int((tmp_path / "pid").read_text()), 9)
+
+
+# ---------------------------------------------------------------- the time that an answer may take
+
+
+@pytest.mark.parametrize(
+    ("runnable", "cpu", "seconds"),
+    [
+        ([1], [0.5, 0.5], (1, 0)),  # a loop on a CPU of its own
+        ([1], [0.05, 0.1], (0.15, 0)),  # a loop that others keep from the CPU
+        ([1, 2], [3, 4], (1, 0)),  # on eight CPUs
+        ([], [0, 0], (0, 1)),  # a deadlock
+        ([], [0.2, 0], (0.2, 0.8)),  # something that polls
+        ([2], [0.25, -7], (0.25, 0)),  # the kernel has forgotten a process
+    ],
+)
+def test_the_time_of_an_answer_by_hand(monkeypatch, runnable, cpu, seconds):
+    """Two looks, half a second apart; cpu: what the processes 1 and 2 and their children have computed in between."""
+    now = [0.0]
+    ticks = {1: 0, 2: 0}
+    monkeypatch.setattr(keeper.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(keeper.os, "times", lambda: SimpleNamespace(children_user=0, children_system=0))
+    monkeypatch.setattr(keeper, "descendants", lambda ancestor: ticks)
+    monkeypatch.setattr(keeper, "ticks_of", ticks.get)
+    monkeypatch.setattr(keeper, "is_runnable", runnable.__contains__)
+    own = keeper.OwnTime()
+    for computed in cpu:
+        ticks[1] += computed * os.sysconf("SC_CLK_TCK")
+        now[0] += keeper.LOOK
+        own.look()
+    assert (own.computed, own.waited) == pytest.approx(seconds)
+
+
+WORK_OF = {  # what a program does until it ends by itself, if it does
+    "loop": "while True:\n    pass\n",
+    "loops of children": "for _ in range(2):\n    os.fork()\nwhile True:\n    pass\n",
+    "children in a row": "while True:\n    subprocess.run([sys.executable, '-S', '-c', 'sum(range(10**7))'])\n",
+    "deadlock": "lock = threading.Lock()\nlock.acquire()\nlock.acquire()\n",
+    "stopped": "os.kill(os.getpid(), 19)\n",
+}
+VERDICT = "open(folder + '/verdicts.json', 'w').write('[{}]')\n"
+
+
+@ON_LINUX
+@pytest.mark.parametrize("work", WORK_OF)
+@pytest.mark.slow
+def test_what_does_not_end_is_ended_and_said(tmp_path, work):
+    (tmp_path / "work.py").write_text(WORK + WORK_OF[work] + VERDICT)
+    with pytest.raises(Failure) as caught:
+        answers.grade_apart([("", "")], 2, os.environ, tmp_path / "work.py")
+    said = str(caught.value)
+    computed, waited = map(int, re.search(r"^not finished after 2 s.* for (\d+) s.* for (\d+) s", said).groups())
+    assert computed + waited >= 2 and (waited > computed) == (work in ("deadlock", "stopped"))
+    assert ("does every loop in your kernel end?" in said) == (computed > waited)
+
+
+@ON_LINUX
+@pytest.mark.slow
+def test_an_answer_has_its_seconds_on_a_machine_with_other_work(tmp_path):
+    """Five programs share a CPU: two seconds of work take ten, and the answer may take five of its own."""
+    (tmp_path / "work.py").write_text(WORK + "while time.process_time() < 2:\n    pass\n" + VERDICT)
+    cpus = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(cpus)})
+    others = [subprocess.Popen([sys.executable, "-S", "-c", "while True: pass"]) for _ in range(4)]
+    try:
+        assert answers.grade_apart([("", "")], 5, os.environ, tmp_path / "work.py") == [{"left": []}]
+    finally:
+        os.sched_setaffinity(0, cpus)
+        for other in others:
+            other.kill()
+            other.wait()
 
 
 # ---------------------------------------------------------------- progress that cannot be written
