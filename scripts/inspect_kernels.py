@@ -44,7 +44,7 @@ from types import SimpleNamespace
 from unittest import mock
 
 from common import command_line
-from common.command_line import PRESETS, Failure, Parser, on_cpu, positive, progress
+from common.command_line import PRESETS, Failure, Pace, Parser, on_cpu, positive, progress
 from common.formulas.occupancy import KB, TARGETS, TENSOR_MEMORY, occupancy
 from common.measuring.accuracy import LAST_PLACE
 from common.ratios import counted
@@ -175,8 +175,11 @@ def compiled(target, compilation):
 
 
 @contextlib.contextmanager
-def compiled_launches(module, target, label, options):
-    """Compile what the module's code launches, as if on that target, instead of launching it; yield {launch: row}."""
+def compiled_launches(module, target, label, options, pace):
+    """Compile what the module's code launches, as if on that target, instead of launching it; yield {launch: row}.
+
+    Where the pace tells so, print which kernel is compiled now.
+    """
     from triton.runtime import driver
     from triton.runtime.jit import JITFunction
 
@@ -189,6 +192,8 @@ def compiled_launches(module, target, label, options):
         for change in choices(options, given) if options.kernel in name else []:
             constants, kinds = describe(kernel, args, given | change)
             if (name, constants, kinds) not in rows:
+                if pace.is_due():
+                    progress(f"{target}: compiling {name} for {label}, {constants}")
                 compilation = functools.partial(run, kernel, *args, grid=None, warmup=True, **given | change)
                 row = {"kernel": name, "target": target, "precisions": [label]}
                 rows[name, constants, kinds] = row | {"constants": constants} | compiled(target, compilation)
@@ -241,10 +246,11 @@ def training_step(script, argv):
 
 def inspect(target, options):
     """Return a row for each distinct kernel that version 3 launches on the target, in each precision."""
+    pace = Pace()
     script = load_version(3)
     found = []
     for label in options.dtype:
-        with compiled_launches(script, target, label, options) as rows:
+        with compiled_launches(script, target, label, options, pace) as rows:
             for preset in options.preset:
                 training_step(script, ["--preset", preset, *PRECISIONS[label], *options.sizes])
         found += rows.values()
@@ -303,6 +309,7 @@ def inspect_all(options):
     for target in filter(obstacles.get, obstacles):
         progress(f"leaving out {target}, because Triton can't compile for it here: {obstacles[target]}")
     targets = [target for target in obstacles if not obstacles[target]]
+    progress(f"compiling for {counted(len(targets), 'target')}, two at a time: {', '.join(targets) or 'none'}")
     spawn = multiprocessing.get_context("spawn")
     # Triton 3.6 aborts a process that compiled fp8 for gfx950 and then does so for gfx1201.
     with concurrent.futures.ProcessPoolExecutor(2, spawn, prepare_worker, max_tasks_per_child=1) as pool:

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import time
 from collections import Counter
 from unittest import mock
 
@@ -12,7 +11,7 @@ from triton.runtime import driver
 from triton.runtime.autotuner import Autotuner
 from triton.runtime.errors import OutOfResources
 
-from common.command_line import progress
+from common.command_line import Pace, progress
 from common.tables import text_table
 
 from . import cuda_on_cpu
@@ -30,7 +29,6 @@ from .launch import (
 )
 from .second_run import SecondRun
 
-SECONDS = 10  # between two lines of progress
 MOST_LINES = 12  # of a table of accesses
 # What the counts of Row.banks and Row.lines are called
 ACCESSES = {
@@ -138,15 +136,14 @@ class Session:
         self.order = order
         self.rows = {}
         self.compiles_only = False
-        self.last_progress = time.monotonic()
+        self.pace = Pace()
 
     def row(self, name):
         return self.rows.setdefault(name, Row(name))
 
     def progress(self, name, done, of, instructions):
-        """Print how far a launch is, every few seconds."""
-        if time.monotonic() - self.last_progress > SECONDS:
-            self.last_progress = time.monotonic()
+        """Print how far a launch is, now and then."""
+        if self.pace.is_due():
             progress(f"execute_on_amd: {name}: {done} of {of} workgroups, {instructions:,} instructions")
 
     def execute(self, compiled, grid, values):
@@ -155,7 +152,7 @@ class Session:
         if self.compiles_only:
             check_size(self.target, name, compiled.metadata)
             return
-        self.last_progress = time.monotonic()
+        self.pace.begin()
         second = None
         try:
             with torch._C.DisableTorchFunction():

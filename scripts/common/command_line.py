@@ -11,6 +11,7 @@ import re
 import signal
 import sys
 import threading
+import time
 
 from common.versions import SCRIPTS, load_file
 
@@ -215,6 +216,24 @@ def status_of(program, work):
 
 def progress(sentence):
     print(sentence, file=sys.stderr, flush=True)
+
+
+class Pace:
+    """Tell when long work has been silent for so many seconds that its user should hear how far it is."""
+
+    def __init__(self, seconds=10):
+        self.seconds = seconds
+        self.begin()
+
+    def begin(self):
+        self.last = time.monotonic()
+
+    def is_due(self):
+        """Return whether the time has passed; if so, begin anew."""
+        if time.monotonic() - self.last < self.seconds:
+            return False
+        self.begin()
+        return True
 
 
 def result_folder(name, option="--profile-dir"):

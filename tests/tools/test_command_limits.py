@@ -31,6 +31,18 @@ from common.measuring.runs import OutOfMemory, TimeLimit
 from common.profiles.model import Kernel, Profile
 from common.ratios import gain
 
+
+@pytest.mark.parametrize(("seconds", "due"), [(9.9, False), (10.0, True)])
+def test_long_work_is_told_every_ten_seconds(seconds, due, monkeypatch):
+    now = [5.0]
+    monkeypatch.setattr(command_line.time, "monotonic", lambda: now[0])
+    pace = command_line.Pace()
+    for _ in range(2):
+        now[0] += seconds
+        assert pace.is_due() is due and not pace.is_due()
+        pace.begin()
+
+
 # ---------------------------------------------------------------- accuracy, speed
 
 

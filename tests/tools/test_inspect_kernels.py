@@ -19,6 +19,7 @@ import pytest
 import torch
 
 import inspect_kernels
+from common.command_line import Pace
 from common.formulas.occupancy import TARGETS, occupancy
 from common.versions import REPOSITORY, load_version
 from in_process import refused, run_here
@@ -158,7 +159,7 @@ def launches_of_solutions(target):
         for case, dtype in chosen:
             inputs = grading.cast(task, task.inputs(**case), dtype)
             storage = task.storage(task.define(**copy.deepcopy(inputs)), inputs).items()
-            with compiled_launches(solution, target, str(dtype), options) as found:
+            with compiled_launches(solution, target, str(dtype), options, Pace()) as found:
                 solution.run(**inputs, **{name: torch.empty(like.shape, dtype=like.dtype) for name, like in storage})
             assert found, file.parent.name
             rows += found.values()
@@ -371,8 +372,28 @@ def test_the_table():
     assert header.split() == inspect_kernels.COLUMNS
     assert [line.split()[:3] for line in lines] == [[gpu, "rope", "fp32,tf32"] for gpu in ("gfx90a", "sm_80")]
     assert {line.index("ROWS") for line in lines} == {header.index("constants")} and total == "2 kernels: all fit"
+    assert result.stderr.startswith("compiling for 2 targets, two at a time: gfx90a, sm_80\n")
     told = [f"{i} of 2: {gpu}, 1 kernel\n" for i, gpu in ((1, "gfx90a"), (2, "sm_80"))]
     assert all(words in result.stderr for words in told)  # one in two precisions
+
+
+def told_of_silence(seconds):
+    """Return what is printed while rope's kernels compile, if silence may last so long."""
+    told = []
+    options = SimpleNamespace(kernel="rope", preset=["tiny"], sizes=[], tiles=[], warps=[], stages=[], dtype=["fp32"])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(inspect_kernels, "Pace", lambda: Pace(seconds))
+        patch.setattr(inspect_kernels, "progress", told.append)
+        rows = inspect_kernels.inspect("gfx90a", options)
+    return [row["constants"] for row in rows], told
+
+
+@pytest.mark.slow
+def test_what_compiles_for_long_is_told(workers):
+    """A target takes minutes with several tiles and warps."""
+    assert workers.submit(told_of_silence, 1000).result()[1] == []
+    constants, told = workers.submit(told_of_silence, 0).result()
+    assert told == [f"gfx90a: compiling rope_kernel for fp32, {words}" for words in constants] and told
 
 
 WRONG = ["--target gfx1", "--target gfx942 --hidden-dim 7", "--warps 8 --kernel rope", "--kernel nope"]
