@@ -13,7 +13,7 @@ import os
 import sys
 
 from common.command_line import Failure, Parser, add_version_option, positive, progress, version_meant, with_sizes
-from common.measuring.runs import OutOfMemory, train
+from common.measuring.runs import OutOfMemory, followed, train
 from common.tables import columns, emit, text_table
 from common.versions import SCRIPTS, load_version
 
@@ -100,7 +100,7 @@ def optimize(options, rest):
 
     def probe(batch_size):
         progress(f"batch size {batch_size} ...")
-        return train(SCRIPTS[version], [*argv, "--batch-size", str(batch_size)])["summary"]
+        return train(SCRIPTS[version], [*argv, "--batch-size", str(batch_size)], tell=followed())["summary"]
 
     memory, target = device_memory_mb(config), options.optimization_target
     budget = options.target_memory_usage * memory

@@ -36,7 +36,7 @@ from common.formulas import counts
 from common.formulas.gpus import emulates_tf32, name_here, peak_tflops
 from common.measuring.ceilings import ceilings_line, measure_ceilings
 from common.measuring.roofline_picture import draw_roofline
-from common.measuring.runs import train
+from common.measuring.runs import followed, train
 from common.tables import columns, text_table, write_csv, write_whole
 from common.versions import SCRIPTS, load_version
 
@@ -136,7 +136,7 @@ def measure(version, config, arguments):
         progress("not measured: without a GPU the kernels run in Triton's interpreter, whose times mean nothing")
         return None
     progress(f"training {config.num_steps} steps of version {version} ...")
-    metrics = train(SCRIPTS[version], arguments)
+    metrics = train(SCRIPTS[version], arguments, tell=followed())
     summary = metrics["summary"]
     device = metrics["environment"]["device"] if config.device == "cpu" else name_here(config.device)
     precision = summary["precision"]

@@ -17,9 +17,9 @@ import tempfile
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
-from common.command_line import Failure, Parser, result_folder, with_sizes
+from common.command_line import Failure, Parser, progress, result_folder, with_sizes
 from common.machine.description import describe, without_folders
-from common.measuring.runs import train
+from common.measuring.runs import followed, train
 from common.profiles import KINDS, read_profile, steps_needed, whole_traces
 from common.tables import emit
 from common.versions import SCRIPTS
@@ -45,7 +45,8 @@ def kernels_of_a_step(profile):
 
 def profiled(script, argv):
     with tempfile.TemporaryDirectory() as folder:
-        train(script, [*argv, "--enable-pytorch-profiler", "--profile-dir", folder])
+        progress(f"profiling {script.name} ...")
+        train(script, [*argv, "--enable-pytorch-profiler", "--profile-dir", folder], tell=followed())
         return kernels_of_a_step(read_profile(folder))
 
 
@@ -149,7 +150,8 @@ def one_step(content):
 def write_trace(version, argv, folder):
     """Profile a version, and write its last step with the record of the run; return one line about it."""
     with tempfile.TemporaryDirectory() as place:
-        train(SCRIPTS[version], [*argv, "--enable-pytorch-profiler", "--profile-dir", place])
+        progress(f"profiling {SCRIPTS[version].name} ...")
+        train(SCRIPTS[version], [*argv, "--enable-pytorch-profiler", "--profile-dir", place], tell=followed())
         (trace,) = whole_traces(pathlib.Path(place))
         content = one_step(json.loads(trace.read_bytes()))
     command = ["python", SCRIPTS[version].name, *argv, "--enable-pytorch-profiler"]

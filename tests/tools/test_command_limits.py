@@ -43,6 +43,17 @@ def test_long_work_is_told_every_ten_seconds(seconds, due, monkeypatch):
         pace.begin()
 
 
+@pytest.mark.parametrize(("seconds", "told"), [(9.9, ""), (10.0, "   step 1\n")])
+def test_a_silent_script_is_followed(seconds, told, monkeypatch, capsys):
+    now = [5.0]
+    monkeypatch.setattr(command_line.time, "monotonic", lambda: now[0])
+    tell = runs.followed()
+    now[0] += seconds
+    for line in ("\n", "step 1\n", "step 2\n"):
+        tell(line)
+    assert capsys.readouterr().err == told
+
+
 # ---------------------------------------------------------------- accuracy, speed
 
 

@@ -17,7 +17,7 @@ import memory_bandwidth_analyzer as bandwidth
 import run_deepspeed_flops as flops
 from common.command_line import numbers
 from common.formulas import counts
-from common.measuring import roofline_picture
+from common.measuring import roofline_picture, runs
 from common.profiles import Operation, operators
 from common.versions import SCRIPTS, load_version
 from in_process import refused, run_here
@@ -82,11 +82,20 @@ def test_a_wrong_formula_is_found(tmp_path, monkeypatch, without_training, capsy
         ("x86_64", False, "float32", None),
     ],
 )
-def test_mfu_is_the_rate_of_each_gpu_over_the_peak_of_its_matmuls(device, rounds_to_tf32, precision, peak, monkeypatch):
+def test_mfu_is_the_rate_of_each_gpu_over_the_peak_of_its_matmuls(
+    device, rounds_to_tf32, precision, peak, monkeypatch, capsys
+):
     summary = {"step_ms": {"median": 2.0}, "tflops": 100.0, "precision": "tf32", "world_size": 2}
     summary["rounds_to_tf32"] = rounds_to_tf32
-    monkeypatch.setattr(flops, "train", lambda *_: {"summary": summary, "environment": {"device": device}})
+
+    def train(script, argv, tell):
+        tell("step     1/10  loss 7\n")
+        return {"summary": summary, "environment": {"device": device}}
+
+    monkeypatch.setattr(flops, "train", train)
+    monkeypatch.setattr(runs.Pace, "is_due", lambda pace: True)
     found = flops.measure(1, load_version(1).parse_options(BY_HAND), BY_HAND)
+    assert capsys.readouterr().err.endswith("\n   step     1/10  loss 7\n")  # a CPU trains for minutes
     assert (found["precision"], found["peak_tflops"]) == (precision, peak)
     assert found["mfu"] == (peak and pytest.approx(100 / peak / 2))
 

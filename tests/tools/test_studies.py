@@ -449,5 +449,12 @@ def test_bad_input_of_the_batch_size_search(capsys, monkeypatch):
     refused(batch_tool.main, ["--max-batch-size", "0"], capsys, "--max-batch-size: must be")
     refused(batch_tool.main, ["--version", "2", "--num-heads", "5"], capsys, "--hidden-dim must be")
 
-    monkeypatch.setattr(batch_tool, "train", mock.Mock(side_effect=runs.OutOfMemory(1, "out of memory")))
-    refused(batch_tool.main, version, capsys, "not even one sequence", status=1)
+    def train(script, argv, tell):
+        tell("step     1/10  loss 7\n")
+        raise runs.OutOfMemory(1, "out of memory")
+
+    monkeypatch.setattr(batch_tool, "train", train)
+    monkeypatch.setattr(runs.Pace, "is_due", lambda pace: True)
+    assert batch_tool.main(version) == 1
+    first, followed, said = capsys.readouterr().err.splitlines()
+    assert (first, followed) == ("batch size 1 ...", "   step     1/10  loss 7") and "not even one sequence" in said

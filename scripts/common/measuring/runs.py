@@ -13,7 +13,7 @@ import tempfile
 import threading
 import time
 
-from common.command_line import Failure, printable
+from common.command_line import Failure, Pace, printable, progress
 from common.files import errors_of, read_object
 
 GRACE_S = 40  # torchrun kills after 30 seconds the ranks that ignore SIGTERM
@@ -97,6 +97,17 @@ def told_lines(process, tell):
         tell(line)
     process.wait()
     return "".join(lines)
+
+
+def followed():
+    """Return a tell for train() that prints a line of the script whenever nothing was printed for ten seconds."""
+    pace = Pace()
+
+    def tell(line):
+        if line.strip() and pace.is_due():
+            progress(f"   {line.strip()}")
+
+    return tell
 
 
 def last_words(output):

@@ -14,6 +14,7 @@ import pytest
 
 import benchmark_suite
 from common.command_line import Failure
+from common.measuring import runs
 from common.profiles import Kernel, Profile
 from common.versions import REPOSITORY
 from conftest import METADATA, event
@@ -265,15 +266,20 @@ def test_a_trace_without_steps_is_no_step():
 
 
 def test_a_trace_of_a_step_says_what_it_was_made_with_and_is_read(tmp_path, monkeypatch, capsys):
-    def train(script, argv):
+    def train(script, argv, tell):
+        tell("step     1/8  loss 7\n")
         folder = pathlib.Path(argv[argv.index("--profile-dir") + 1])
         replayed = "--graph" in argv
         content = {"tiny_llama": METADATA, "traceEvents": [*traced(100, replayed), *traced(1000, replayed)]}
         (folder / "trace_v1.pt.trace.json").write_text(json.dumps(content))
 
     monkeypatch.setattr(timeline, "train", train)
+    monkeypatch.setattr(runs.Pace, "is_due", lambda pace: True)
     assert timeline.main(["--preset", "small", "--traces", str(tmp_path)]) == 0
-    assert capsys.readouterr().out.count("2 kernels and 0 copies of 1 step") == 2
+    printed = capsys.readouterr()
+    assert printed.out.count("2 kernels and 0 copies of 1 step") == 2
+    told = [f"profiling tiny_llama_v{version}.py ...\n   step     1/8  loss 7\n" for version in (1, 4)]
+    assert printed.err == "".join(told)
     for version, way in ((1, "--no-graph"), (4, "--graph")):
         path = tmp_path / f"trace_v{version}.json.gz"
         record = json.loads(gzip.decompress(path.read_bytes()))["record"]
@@ -292,7 +298,7 @@ def test_the_options_of_a_timeline_name_no_folder(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("more", [0, 1])
 def test_a_trace_may_have_so_many_bytes_and_no_byte_more(more, monkeypatch, tmp_path):
-    def train(script, argv):
+    def train(script, argv, tell):
         folder = pathlib.Path(argv[argv.index("--profile-dir") + 1])
         content = {"tiny_llama": METADATA, "traceEvents": [*traced(100), *traced(1000)]}
         (folder / "trace_v1.pt.trace.json").write_text(json.dumps(content))
