@@ -23,7 +23,7 @@ import time
 LOOK = 0.5  # seconds between two looks at what the command's processes do
 THREADS = 3  # seconds of their own after the work in which threads and processes of the command may end
 EXIT = 20  # the same for Python that has neither
-ORPHANS = 0.5  # seconds in which processes may notice that the command has ended
+ORPHANS = 0.5  # seconds of their own in which processes may notice that the command has ended
 KILL = 10  # seconds for the kernel to end what was killed
 NAMED = 3  # processes
 PR_SET_PDEATHSIG = 1  # of linux/prctl.h
@@ -89,11 +89,11 @@ class OwnTime:
         self.computed = 0.0
         self.waited = 0.0
 
-    def look(self):
-        """Return the seconds until now, which may be LOOK too few: looking takes time, too."""
+    def look(self, after=LOOK):
+        """Return the seconds until now, or until the last look if that was just now: looking takes time, too."""
         now = time.monotonic()
         passed = now - self.seen
-        if passed >= LOOK:
+        if passed >= after:
             processes = descendants(os.getpid())
             ended = os.times()
             ticks = sum(map(ticks_of, processes))
@@ -153,7 +153,7 @@ def wait_for_end(child, pipe, done, limit, own):
             return None
         seconds = own.look()
         if worked is None and done.exists():
-            worked = seconds
+            worked = own.look(after=0)
         if worked is None and seconds > limit:
             return None
         if worked is None or seconds < worked + THREADS:
@@ -178,8 +178,8 @@ def keep(pipe, folder, limit, *command):
     if status is None:
         child.kill()
         child.wait()
-    orphans_end = time.monotonic() + ORPHANS
-    while left is not None and descendants(os.getpid()) and time.monotonic() < orphans_end:
+    orphans_end = own.look(after=0) + ORPHANS
+    while left is not None and descendants(os.getpid()) and own.look() < orphans_end:
         time.sleep(0.01)
         reap()
     left = [*(left or []), *end_all(list(command))]
