@@ -15,7 +15,7 @@ import sys
 
 from common.command_line import Failure, Parser, add_time_limit, listed, numbers, on_cpu, progress, with_sizes
 from common.machine.description import without_folders
-from common.measuring.runs import OutOfMemory, TimeLimit, train
+from common.measuring.runs import OutOfMemory, TimeLimit, followed, train
 from common.tables import emit, known, text_table
 from common.versions import SCRIPTS, load_version
 
@@ -45,6 +45,7 @@ def measure(versions, lengths, argv, limit):
     Go up the lengths, and end before one that the time limit leaves no room for.
     """
     peaks = {}
+    environment = RETURN_FREED | os.environ
     for place, length in enumerate(lengths):
         if not limit.room(len(versions)):
             progress(f"no time is left for {', '.join(map(str, lengths[place:]))} tokens")
@@ -53,7 +54,7 @@ def measure(versions, lengths, argv, limit):
             left = limit.left(len(versions) * len(lengths) - done)
             progress(f"{place + 1} of {len(lengths)}: {length} tokens, version {version}, {left} ...")
             options = [*argv, "--seq-len", str(length)]
-            run = functools.partial(train, SCRIPTS[version], options, environment=RETURN_FREED | os.environ)
+            run = functools.partial(train, SCRIPTS[version], options, environment=environment, tell=followed())
             found = None
             with contextlib.suppress(OutOfMemory):
                 found = limit.timed(run)["summary"]["peak_memory_mb"]

@@ -377,7 +377,7 @@ def test_a_process_returns_the_memory_that_it_frees(own, threshold, monkeypatch)
     """Or how much glibc keeps would be measured; a setting of the user's own comes first."""
     given = []
 
-    def train(script, options, environment):
+    def train(script, options, environment, tell):
         given.append(environment)
         return {"summary": {"peak_memory_mb": 1.0}}
 

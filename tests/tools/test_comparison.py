@@ -309,7 +309,7 @@ def test_growth_by_hand():
 
 
 def test_memory_of_versions_by_hand(monkeypatch, capsys):
-    def run(script, argv, environment):
+    def run(script, argv, environment, tell):
         assert environment == os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536"}  # freed tensors leave the process
         length, version = int(argv[-1]), int(script.stem[-1])
         if version == 1 and length == 512:
@@ -329,14 +329,16 @@ def test_a_length_is_begun_if_there_is_time_for_all_versions(monkeypatch, capsys
     now = [0.0]
     monkeypatch.setattr(runs.time, "monotonic", lambda: now[0])
 
-    def run(script, argv, environment):
+    def run(script, argv, environment, tell):
         now[0] += 10
+        tell("step     1/2\n")
         return {"summary": {"peak_memory_mb": 100.0}}
 
     monkeypatch.setattr(memory_tool, "train", run)
     arguments = ["--versions", "1,2", "--seq-lengths", "64,128,256", "--time-limit", "60", "--json", "-"]
     assert memory_tool.main([*arguments, *SIZES[:6], "--device", "cpu", "--data", os.path.dirname(os.__file__)]) == 1
     told = capsys.readouterr()
+    assert told.err.count(" ...\n   step     1/2\n") == 4  # after ten silent seconds
     left = re.findall("about .* left|time left unknown", told.err)
     assert left == ["time left unknown", *(f"about {s} s left" for s in (50, 40, 30))]
     content = json.loads(told.out)
