@@ -54,14 +54,9 @@ def compile_tile(queries, keys, warps, stages):
 
 
 @functools.cache
-def compiler():
-    """Return a process that compiles: this one may have replaced the compiler with Triton's interpreter."""
-    pool = concurrent.futures.ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
-    with mock.patch.dict(os.environ, TRITON_INTERPRET="0"):  # the process reads it when it starts, at the first task
-        pool.submit(os.getpid).result()
-    return pool
-
-
-@functools.cache
 def compiled(*tile):
-    return compiler().submit(compile_tile, *tile).result()
+    """Return compile_tile's result, from a new process: this one may have replaced the compiler with the interpreter."""
+    spawn = multiprocessing.get_context("spawn")
+    # The process reads TRITON_INTERPRET when it starts, and ends here: what outlives the verdict counts as the answer's.
+    with mock.patch.dict(os.environ, TRITON_INTERPRET="0"), concurrent.futures.ProcessPoolExecutor(1, spawn) as pool:
+        return pool.submit(compile_tile, *tile).result()

@@ -7,6 +7,7 @@ import pathlib
 import re
 import subprocess
 import sys
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -21,6 +22,7 @@ import check
 import grading
 import keeper
 import ranks
+import tile_compiler
 
 EXERCISES = check.exercises()
 ON_LINUX = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a process that leaves its group is not found")
@@ -151,6 +153,14 @@ def test_the_end_of_a_rank_is_seen_though_a_fork_of_it_lives(tmp_path):
     with pytest.raises(grading.Wrong, match="the process of rank 0 ended Python with status 3"):
         ranks.on_ranks(path, [{"x": None}])
     os.kill(int((tmp_path / "pid").read_text()), 9)
+
+
+def test_the_compiler_of_exercise_12_leaves_no_thread(monkeypatch):
+    """Otherwise a slow machine reports it as left by the answer."""
+    before = threading.enumerate()
+    monkeypatch.setattr(tile_compiler, "compile_tile", max)  # which needs no compiler
+    assert tile_compiler.compiled.__wrapped__(64, 32, 8, 1) == 64
+    assert threading.enumerate() == before
 
 
 # ---------------------------------------------------------------- the time that an answer may take
