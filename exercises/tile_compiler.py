@@ -55,8 +55,8 @@ def compile_tile(queries, keys, warps, stages):
 
 @functools.cache
 def compiled(*tile):
-    """Return compile_tile's result, from a new process: this one may have replaced the compiler with the interpreter."""
+    """Return compile_tile's result from a new process: this one may have replaced the compiler with the interpreter."""
     spawn = multiprocessing.get_context("spawn")
-    # The process reads TRITON_INTERPRET when it starts, and ends here: what outlives the verdict counts as the answer's.
+    # The process reads TRITON_INTERPRET when it starts. It ends here: what outlives the verdict counts as the answer's.
     with mock.patch.dict(os.environ, TRITON_INTERPRET="0"), concurrent.futures.ProcessPoolExecutor(1, spawn) as pool:
         return pool.submit(compile_tile, *tile).result()
