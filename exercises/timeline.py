@@ -38,7 +38,8 @@ class Timeline:
 
         lines = [f"rank {rank}   {row([(*one, '#') for one in spans])}" for rank, spans in enumerate(self.compute)]
         letters = [(*one, chr(ord("a") + i % 26)) for i, one in enumerate(self.network)]
-        lines.append(f"network  {row(letters)} {self.total:.0f} us, exposed {self.exposed:.0f}")
+        lines.append(f"network  {row(letters)}")
+        lines.append(f"# computes, each letter is an exchange: {self.total:.0f} us, exposed {self.exposed:.0f} us")
         return "\n".join(f"   {line}" for line in lines)
 
 
