@@ -34,7 +34,7 @@ class Enter(torch.autograd.Function):
 
 
 class Leave(torch.autograd.Function):
-    """Make the whole sum, which all ranks have, of the ranks' partial sums."""
+    """Turn the ranks' partial sums into the whole sum, on every rank."""
 
     @staticmethod
     def forward(ctx, part):
