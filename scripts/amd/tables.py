@@ -386,9 +386,9 @@ s_mul_i32         | i32 i32 -> i32        | a * b                   | -
 s_mul_hi_u32      | u32 u32 -> u32        | a * b >> 32             | -
 s_mul_hi_i32      | i32 i32 -> i32        | a * b >> 32             | -
 s_mul_u64         | u64 u64 -> u64        | a * b                   | -
-s_min_i32         | i32 i32 -> i32        | min(a, b)               | a <= b
+s_min_i32         | i32 i32 -> i32        | min(a, b)               | a < b
 s_max_i32         | i32 i32 -> i32        | max(a, b)               | a >= b
-s_min_u32         | u32 u32 -> u32        | min(a, b)               | a <= b
+s_min_u32         | u32 u32 -> u32        | min(a, b)               | a < b
 s_max_u32         | u32 u32 -> u32        | max(a, b)               | a >= b
 s_and_b32         | u32 u32 -> u32        | a & b                   | nonzero
 s_and_b64         | u64 u64 -> u64        | a & b                   | nonzero
@@ -419,10 +419,10 @@ s_lshl1_add_u32   | u32 u32 -> u32        | (a << 1) + b            | carry
 s_lshl2_add_u32   | u32 u32 -> u32        | (a << 2) + b            | carry
 s_lshl3_add_u32   | u32 u32 -> u32        | (a << 3) + b            | carry
 s_lshl4_add_u32   | u32 u32 -> u32        | (a << 4) + b            | carry
-s_bfe_u32         | u32 u32 -> u32        | field(a, b)             | nonzero
-s_bfe_u64         | u64 u32 -> u64        | field(a, b)             | nonzero
-s_bfe_i32         | i32 u32 -> i32        | extend(field(a, b), b >> 16 & 127) | nonzero
-s_bfe_i64         | i64 u32 -> i64        | extend(field(a, b), b >> 16 & 127) | nonzero
+s_bfe_u32         | u32 u32 -> u32        | field(a, b, 32)         | nonzero
+s_bfe_u64         | u64 u32 -> u64        | field(a, b, 64)         | nonzero
+s_bfe_i32         | i32 u32 -> i32        | extend(field(a, b, 32), b >> 16 & 127) | nonzero
+s_bfe_i64         | i64 u32 -> i64        | extend(field(a, b, 64), b >> 16 & 127) | nonzero
 s_bfm_b32         | u32 u32 -> u32        | cut(((1 << (a & 31)) - 1) << (b & 31), 32) | -
 s_cselect_b32     | u32 u32 scc -> u32    | a if c else b           | -
 s_cselect_b64     | u64 u64 scc -> u64    | a if c else b           | -
@@ -443,7 +443,7 @@ def read_scalar_table(text):
     """Return {name: (kinds of the sources, kind of the result, function, function for SCC or None)}."""
     names = {
         "extend": lambda x, bits: ((x & (1 << bits) - 1) ^ (1 << bits >> 1)) - (1 << bits >> 1),
-        "field": lambda x, where: x >> (where & 63) & (1 << (where >> 16 & 127)) - 1,
+        "field": lambda x, where, bits: x >> (where & bits - 1) & (1 << (where >> 16 & 127)) - 1,
         "cut": lambda x, bits: x & (1 << bits) - 1,
     }
     table = {}

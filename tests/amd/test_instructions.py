@@ -1,5 +1,7 @@
 """The rules of AMD's instruction sets, without any kernel: what the documents say, against the interpreter."""
 
+import pathlib
+import re
 from fractions import Fraction
 from types import SimpleNamespace
 from unittest import mock
@@ -811,17 +813,38 @@ s_and_b32 s0, s1, s2             | 6 9              | 0           | 0
 s_or_b32 s0, s1, s2              | 6 9              | 15          | 1
 s_xor_b32 s0, s1, s2             | 6 3              | 5           | 1
 s_andn2_b32 s0, s1, s2           | 7 2              | 5           | 1
+s_orn2_b32 s0, s1, s2            | 0x30 0xfffffff0  | 0x3f        | 1
+s_nand_b32 s0, s1, s2            | 6 3              | -3          | 1
+s_nor_b32 s0, s1, s2             | 6 3              | -8          | 1
+s_xnor_b32 s0, s1, s2            | 6 3              | -6          | 1
+s_xnor_b32 s0, s1, s2            | 6 -7             | 0           | 0
 s_not_b32 s0, s1                 | -1               | 0           | 0
+s_bcnt1_i32_b32 s0, s1           | 0xf0000001       | 5           | 1
+s_bcnt1_i32_b32 s0, s1           | 0                | 0           | 0
+s_brev_b32 s0, s1                | 0x80000002       | 0x40000001  | 1
 s_lshl_b32 s0, s1, s2            | 0x80000001 33    | 2           | 1
 s_lshl_b32 s0, s1, s2            | 0x80000000 1     | 0           | 0
 s_lshr_b32 s0, s1, s2            | 0x80000000 31    | 1           | 1
 s_ashr_i32 s0, s1, s2            | 0x80000000 31    | -1          | 1
+s_lshl1_add_u32 s0, s1, s2       | 5 2              | 12          | 0
+s_lshl2_add_u32 s0, s1, s2       | 5 2              | 22          | 0
 s_lshl3_add_u32 s0, s1, s2       | 5 2              | 42          | 0
+s_lshl4_add_u32 s0, s1, s2       | 0x10000001 2     | 18          | 1
 s_bfe_u32 s0, s1, 0x80004        | 0x12345678       | 0x67        | 1
+s_bfe_u32 s0, s1, 0x80024        | 0x12345678       | 0x67        | 1
 s_bfe_i32 s0, s1, 0x80004        | 0x12345f78       | -9          | 1
+s_bfm_b32 s0, s1, s2             | 36 40            | 0xf00       | 1
+s_pack_ll_b32_b16 s0, s1, s2     | 0x11112222 0x33334444 | 0x44442222 | 1
+s_pack_lh_b32_b16 s0, s1, s2     | 0x11112222 0x33334444 | 0x33332222 | 1
+s_pack_hh_b32_b16 s0, s1, s2     | 0x11112222 0x33334444 | 0x33331111 | 1
 s_min_i32 s0, s1, s2             | -1 3             | -1          | 1
+s_min_i32 s0, s1, s2             | 3 3              | 3           | 0
 s_max_i32 s0, s1, s2             | -1 3             | 3           | 0
+s_max_i32 s0, s1, s2             | 3 3              | 3           | 1
 s_min_u32 s0, s1, s2             | -1 3             | 3           | 0
+s_min_u32 s0, s1, s2             | 3 3              | 3           | 0
+s_max_u32 s0, s1, s2             | -1 3             | -1          | 1
+s_max_u32 s0, s1, s2             | 3 3              | 3           | 1
 s_abs_i32 s0, s1                 | -7               | 7           | 1
 s_sext_i32_i8 s0, s1             | 0x1ff            | -1          | 1
 s_sext_i32_i16 s0, s1            | 0x18000          | -32768      | 1
@@ -834,6 +857,48 @@ s_cmpk_gt_i32 s1, 0x8000         | 3                |             | 1
 s_bitcmp0_b32 s1, 4              | 0x10             |             | 0
 s_bitcmp1_b32 s1, 4              | 0x10             |             | 1
 """
+# instruction, with the result in s[0:1] or s0 | s[2:3] and s[4:5] | result | SCC, which is 1 before
+PAIRS = """
+s_not_b64 s[0:1], s[2:3]          | 0x00000000ffffffff                    | 0xffffffff00000000 | 1
+s_not_b64 s[0:1], s[2:3]          | 0xffffffffffffffff                    | 0                  | 0
+s_and_b64 s[0:1], s[2:3], s[4:5]  | 0xff00000000000001 0x0ff0000000000000 | 0x0f00000000000000 | 1
+s_and_b64 s[0:1], s[2:3], s[4:5]  | 0xff00000000000001 0x00f0000000000000 | 0                  | 0
+s_or_b64 s[0:1], s[2:3], s[4:5]   | 0xff00000000000001 0x0ff0000000000000 | 0xfff0000000000001 | 1
+s_xor_b64 s[0:1], s[2:3], s[4:5]  | 0xff00000000000001 0x0ff0000000000000 | 0xf0f0000000000001 | 1
+s_andn2_b64 s[0:1], s[2:3], s[4:5]| 0xff00000000000001 0x0ff0000000000000 | 0xf000000000000001 | 1
+s_orn2_b64 s[0:1], s[2:3], s[4:5] | 0xff00000000000001 0x0ff0000000000000 | 0xff0fffffffffffff | 1
+s_nand_b64 s[0:1], s[2:3], s[4:5] | 0xff00000000000001 0x0ff0000000000000 | 0xf0ffffffffffffff | 1
+s_nor_b64 s[0:1], s[2:3], s[4:5]  | 0xff00000000000001 0x0ff0000000000000 | 0x000ffffffffffffe | 1
+s_xnor_b64 s[0:1], s[2:3], s[4:5] | 0xff00000000000001 0x0ff0000000000000 | 0x0f0ffffffffffffe | 1
+s_lshl_b64 s[0:1], s[2:3], s4     | 0x0000000080000001 65                 | 0x0000000100000002 | 1
+s_lshr_b64 s[0:1], s[2:3], s4     | 0x0000000100000002 65                 | 0x0000000080000001 | 1
+s_ashr_i64 s[0:1], s[2:3], s4     | 0x8000000000000000 33                 | 0xffffffffc0000000 | 1
+s_bfe_u64 s[0:1], s[2:3], s4      | 0x123456789abcdef0 0xc0024            | 0x567              | 1
+s_bfe_i64 s[0:1], s[2:3], s4      | 0x123458789abcdef0 0x80024            | 0xffffffffffffff87 | 1
+s_add_nc_u64 s[0:1], s[2:3], s[4:5] | 0x00000001ffffffff 1                | 0x0000000200000000 | 1
+s_sub_nc_u64 s[0:1], s[2:3], s[4:5] | 0x0000000100000000 1                | 0x00000000ffffffff | 1
+s_mul_u64 s[0:1], s[2:3], s[4:5]  | 0x0000000100000003 0x0000000100000005 | 0x000000080000000f | 1
+s_cselect_b64 s[0:1], s[2:3], s[4:5] | 0x0000000100000002 0x0000000300000004 | 0x0000000100000002 | 1
+s_cmov_b64 s[0:1], s[2:3]         | 0x0000000100000002                    | 0x0000000100000002 | 1
+s_bcnt1_i32_b64 s0, s[2:3]        | 0xf000000000000001                    | 5                  | 1
+s_flbit_i32_b64 s0, s[2:3]        | 0x0000000100000000                    | 31                 | 1
+s_ff1_i32_b64 s0, s[2:3]          | 0x0000000200000000                    | 33                 | 1
+"""
+# CDNA's name -> RDNA's, of the same computation.
+RENAMED = {
+    "s_add_u32": "s_add_co_u32", "s_sub_u32": "s_sub_co_u32", "s_addc_u32": "s_add_co_ci_u32",
+    "s_subb_u32": "s_sub_co_ci_u32", "s_add_i32": "s_add_co_i32", "s_sub_i32": "s_sub_co_i32",
+    "s_addk_i32": "s_addk_co_i32", "s_add_nc_u64": "s_add_u64", "s_sub_nc_u64": "s_sub_u64",
+    "s_andn2_b32": "s_and_not1_b32", "s_andn2_b64": "s_and_not1_b64", "s_orn2_b32": "s_or_not1_b32",
+    "s_flbit_i32_b32": "s_clz_i32_u32", "s_flbit_i32_b64": "s_clz_i32_u64", "s_flbit_i32": "s_cls_i32",
+    "s_ff1_i32_b32": "s_ctz_i32_b32", "s_ff1_i32_b64": "s_ctz_i32_b64",
+}  # fmt: skip
+
+
+def spellings(code):
+    """Return a line of code, and the same with RDNA's name of the instruction if it has one."""
+    name, rest = code.split(" ", 1)
+    return [code, *([f"{RENAMED[name]} {rest}"] if name in RENAMED else [])]
 
 
 @pytest.mark.parametrize("example", SCALAR_EXAMPLES.strip().splitlines(), ids=lambda line: line.split("|")[0].strip())
@@ -841,10 +906,28 @@ def test_one_scalar_instruction(example):
     """SCC is 1 before."""
     code, inputs, wanted, scc = (cell.strip() for cell in example.split("|"))
     given = dict(enumerate(map(number, inputs.split()), 1))
-    wave = run("gfx942", f"s_cmp_eq_u32 0, 0\n{code}", s=given)
-    assert wave.scc == int(scc)
-    if wanted:
-        assert wave.get_scalar(0) == int(wanted, 0) & 0xFFFFFFFF
+    for spelling in spellings(code):
+        wave = run("gfx942", f"s_cmp_eq_u32 0, 0\n{spelling}", s=given)
+        assert wave.scc == int(scc)
+        if wanted:
+            assert wave.get_scalar(0) == int(wanted, 0) & 0xFFFFFFFF
+
+
+@pytest.mark.parametrize("example", PAIRS.strip().splitlines(), ids=lambda line: line.split("|")[0].strip())
+def test_one_scalar_instruction_of_64_bits(example):
+    code, inputs, wanted, scc = (cell.strip() for cell in example.split("|"))
+    given = {}
+    for first, value in zip((2, 4), map(number, inputs.split()), strict=False):
+        given |= {first: value & 0xFFFFFFFF, first + 1: value >> 32}
+    for spelling in spellings(code):
+        wave = run("gfx942", f"s_cmp_eq_u32 0, 0\n{spelling}", s=given)
+        assert wave.get_scalar(0, 2 if "s[0:1]" in code else 1) == int(wanted, 0)
+        assert wave.scc == int(scc)
+
+
+def test_every_scalar_instruction_has_an_example():
+    examples = set(re.findall(r"s_\w+", pathlib.Path(__file__).read_text()))
+    assert not tables.SCALAR.keys() - examples
 
 
 def test_scalar_floats_of_rdna4():
@@ -1325,6 +1408,18 @@ def test_scalar_loads():
     assert wave.s[4:7].tolist() == [2, 3, values.view(np.uint8)[2:6].view(np.uint32)[0]]
 
 
+@pytest.mark.parametrize(
+    ("name", "result"),
+    [("u8", 0x82), ("i8", 0xFFFFFF82), ("u16", 0x8382), ("i16", 0xFFFF8382), ("b32", 0x85848382)],
+)
+def test_scalar_loads_of_a_part(name, result):
+    """Of RDNA 4, from the base, an offset in a register and one in the instruction."""
+    _, address, allowed = memory_of(np.arange(0x80, 0x88, dtype=np.uint8))
+    code = f"s_mov_b32 s4, 1\ns_load_{name} s6, s[2:3], s4 offset:0x1"
+    wave = run("gfx1201", code, s={2: address & 0xFFFFFFFF, 3: address >> 32}, ranges=[allowed])
+    assert wave.s[6] == result
+
+
 # ---------------------------------------------------------------- what is not known, and faults of the interpreter
 
 
@@ -1370,10 +1465,15 @@ def test_all_that_is_not_known_is_named_at_once():
         ("s_bitset0_b32 s0, 4", {0: 17}, 1),
         ("s_cmp_eq_u32 s1, s1\ns_cmov_b32 s0, s1", {0: 1, 1: 7}, 7),
         ("s_cmp_lg_u32 s1, s1\ns_cmov_b32 s0, s1", {0: 1, 1: 7}, 1),
+        ("s_addk_i32 s0, 0xffff", {0: 3}, 2),
+        ("s_addk_i32 s0, 1\ns_cselect_b32 s0, 7, 9", {0: 0x7FFFFFFF}, 7),
+        ("s_addk_i32 s0, 1\ns_cselect_b32 s0, 7, 9", {0: 0x7FFFFFFE}, 9),
+        ("s_mulk_i32 s0, 0xfffe", {0: 3}, 0xFFFFFFFA),
     ],
 )
 def test_bits_of_scalars(code, s, result):
-    assert run("gfx942", code, s=s).s[0] == result
+    for spelling in spellings(code):
+        assert run("gfx942", spelling, s=s).s[0] == result
 
 
 def test_registers_start_as_noise():
