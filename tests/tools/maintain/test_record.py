@@ -227,6 +227,7 @@ def traced(first, replayed=False):
 def test_the_last_step_of_a_trace_is_cut_out(replayed):
     names = [{"ph": "M", "name": "process_name", "pid": 1, "ts": 5.0, "args": {"name": "python"}}]
     after = [event("cpu_op", "aten::item", 1102, 3) | {"tid": 1}, event("kernel", "late", 1105, 3, correlation=9)]
+    after.append(event("cuda_runtime", "cudaDeviceSynchronize", 1110, 5) | {"tid": 1})  # which the step's end is not
     events = [*names, *traced(100, replayed), *traced(1000, replayed), *after]
     found = timeline.one_step({"traceName": "/home/user", "tiny_llama": METADATA, "traceEvents": events})
     assert set(found) == {"tiny_llama", "traceEvents"} and found["traceEvents"][0] == names[0]
