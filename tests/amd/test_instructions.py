@@ -190,6 +190,104 @@ gfx942  | v_med3_i16 v0, v1, v2, v3              | 0x8000 0xffff 0xfff0    | 0x7
 gfx942  | v_mad_legacy_u16 v0, v1, v2, v3        | 3 5 7                   | 22
 gfx942  | v_mad_legacy_i16 v0, v1, v2, v3 clamp  | 0x7fff 2 0              | 0x00007fff
 gfx942  | v_mad_i16 v0, v1, v2, v3               | 0xfffd 5 7              | 0x7777fff8
+gfx1201 | v_mov_b16_e32 v0.l, v1.l               | 0xabcd1234              | 0x77771234
+gfx1201 | v_not_b16_e32 v0.l, v1.l               | 0xabcd1234              | 0x7777edcb
+gfx942  | v_rcp_iflag_f32_e32 v0, v1             | 4.0                     | 0.25
+gfx942  | v_ceil_f32_e32 v0, v1                  | -2.5                    | -2.0
+gfx942  | v_fract_f32_e32 v0, v1                 | -2.75                   | 0.25
+gfx942  | v_cvt_f32_ubyte0_e32 v0, v1            | 0x123456fe              | 254.0
+gfx942  | v_cvt_f32_ubyte1_e32 v0, v1            | 0x1234fe78              | 254.0
+gfx942  | v_cvt_f32_ubyte3_e32 v0, v1            | 0xfe345678              | 254.0
+gfx942  | v_cvt_f16_i16_e32 v0, v1               | 0x9999fffd              | 0xc200
+gfx942  | v_cvt_u16_f16_e32 v0, v1               | 0x99994100              | 0x77770002
+gfx942  | v_cvt_u16_f16_e32 v0, v1               | 0x9999c100              | 0x77770000
+gfx942  | v_cvt_i16_f16_e32 v0, v1               | 0x9999c100              | 0x7777fffe
+gfx942  | v_exp_f16_e32 v0, v1                   | 0x9999c000              | 0x3400
+gfx942  | v_log_f16_e32 v0, v1                   | 0x99994400              | 0x4000
+gfx942  | v_rsq_f16_e32 v0, v1                   | 0x99994400              | 0x3800
+gfx942  | v_rndne_f16_e32 v0, v1                 | 0x99994100              | 0x4000
+gfx942  | v_floor_f16_e32 v0, v1                 | 0x9999c100              | 0xc200
+gfx942  | v_ceil_f16_e32 v0, v1                  | 0x9999c100              | 0xc000
+gfx942  | v_trunc_f16_e32 v0, v1                 | 0x9999c100              | 0xc000
+gfx1100 | v_cls_i32_e32 v0, v1                   | 0xf0000000              | 4
+gfx1100 | v_cls_i32_e32 v0, v1                   | 0xffffffff              | -1
+gfx1100 | v_ctz_i32_b32_e32 v0, v1               | 0x00ff0000              | 16
+gfx950  | v_cvt_f32_bf16_e32 v0, v1              | 0x12344040              | 3.0
+gfx942  | v_fmaak_f32 v0, v1, v2, 0x40000000     | 3.0 2.0                 | 8.0
+gfx942  | v_dot2c_f32_f16_e32 v0, v1, v2         | 0x40003c00 0x42004400   | 6.0
+gfx942  | v_dot2_f32_f16 v0, v1, v2, v3          | 0x40003c00 0x42004400 -4.0 | 6.0
+gfx1201 | v_min_num_f32_e32 v0, v1, v2           | nan 2.0                 | 2.0
+gfx1201 | v_minimum_f32 v0, v1, v2               | nan 2.0                 | nan
+gfx1201 | v_minimum_f32 v0, v1, v2               | 3.0 2.0                 | 2.0
+gfx942  | v_sub_f16_e32 v0, v1, v2               | 0x99993c00 0x4200       | 0xc000
+gfx942  | v_subrev_f16_e32 v0, v1, v2            | 0x99993c00 0x4200       | 0x4000
+gfx942  | v_mul_f16_e32 v0, v1, v2               | 0x99994000 0x4200       | 0x4600
+gfx942  | v_max_f16_e32 v0, v1, v2               | 0x9999bc00 0x3c00       | 0x3c00
+gfx942  | v_min_f16_e32 v0, v1, v2               | 0x9999bc00 0x3c00       | 0xbc00
+gfx1201 | v_max_num_f16_e32 v0.l, v1.l, v2.l     | 0x7e00 0x3c00           | 0x77773c00
+gfx1201 | v_min_num_f16_e32 v0.l, v1.l, v2.l     | 0xbc00 0x3c00           | 0x7777bc00
+gfx942  | v_add_i32 v0, v1, v2                   | -3 5                    | 2
+gfx942  | v_sub_i32 v0, v1, v2                   | 3 5                     | -2
+gfx942  | v_mul_i32_i24_e32 v0, v1, v2           | 0x11fffffd 5            | -15
+gfx942  | v_mul_hi_u32_u24_e32 v0, v1, v2        | 0x11ffffff 0x22ffffff   | 0xffff
+gfx942  | v_mul_hi_i32_i24_e32 v0, v1, v2        | 0x11800000 0x22400000   | -8192
+gfx942  | v_mad_i32_i24 v0, v1, v2, v3           | 0x11fffffd 5 1          | -14
+gfx942  | v_mad_u32_u16 v0, v1, v2, v3           | 0x1234ffff 0x56780003 1 | 0x2fffe
+gfx942  | v_min_u32_e32 v0, v1, v2               | -1 3                    | 3
+gfx942  | v_or_b32_e32 v0, v1, v2                | 6 3                     | 7
+gfx942  | v_xnor_b32_e32 v0, v1, v2              | 6 3                     | -6
+gfx942  | v_subrev_u16_e32 v0, v1, v2            | 0x10003 0x20005         | 2
+gfx942  | v_mul_lo_u16_e32 v0, v1, v2            | 0x10101 0x10101         | 0x0201
+gfx942  | v_max_u16_e32 v0, v1, v2               | 0x1ffff 0x20003         | 0xffff
+gfx942  | v_min_u16_e32 v0, v1, v2               | 0x1ffff 0x20003         | 3
+gfx942  | v_max_i16_e32 v0, v1, v2               | 0x1ffff 0x20003         | 3
+gfx942  | v_min_i16_e32 v0, v1, v2               | 0x1ffff 0x20003         | 0xffff
+gfx942  | v_lshrrev_b16_e32 v0, v1, v2           | 20 0x12348000           | 0x0800
+gfx942  | v_ashrrev_i16_e32 v0, v1, v2           | 20 0x12348000           | 0xf800
+gfx942  | v_add_i16 v0, v1, v2                   | 0x1fffd 0x20005         | 0x77770002
+gfx942  | v_sub_i16 v0, v1, v2                   | 0x10003 0x20005         | 0x7777fffe
+gfx1100 | v_add_nc_i16 v0, v1, v2                | 0x1fffd 0x20005         | 0x77770002
+gfx1100 | v_sub_nc_i16 v0, v1, v2 clamp          | 0x8000 1                | 0x77778000
+gfx1100 | v_add_nc_u16 v0, v1, v2 clamp          | 0xffff 2                | 0x7777ffff
+gfx1100 | v_sub_nc_u16 v0, v1, v2                | 3 5                     | 0x7777fffe
+gfx1100 | v_and_b16 v0, v1, v2                   | 0x10006 0x20003         | 0x77770002
+gfx1100 | v_or_b16 v0, v1, v2                    | 0x10006 0x20003         | 0x77770007
+gfx1100 | v_xor_b16 v0, v1, v2                   | 0x10006 0x20003         | 0x77770005
+gfx942  | v_bfm_b32 v0, v1, v2                   | 36 40                   | 0xf00
+gfx942  | v_alignbyte_b32 v0, v1, v2, v3         | 0x12345678 0x9abcdef0 5 | 0x789abcde
+gfx1201 | v_cvt_pk_rtz_f16_f32_e32 v0, v1, v2    | 1.0009765 -1.9999999    | 0xbfff3c00
+gfx950  | v_cvt_pk_f16_f32 v0, v1, v2            | 1.0009765 -1.9999999    | 0xc0003c01
+gfx942  | v_min3_f32 v0, v1, v2, v3              | 3.0 nan -2.0            | -2.0
+gfx1201 | v_max3_num_f32 v0, v1, v2, v3          | nan -3.0 -2.0           | -2.0
+gfx1201 | v_min3_num_f32 v0, v1, v2, v3          | nan -3.0 -2.0           | -3.0
+gfx1201 | v_maximum3_f32 v0, v1, v2, v3          | 1.0 -3.0 2.0            | 2.0
+gfx1201 | v_maximum3_f32 v0, v1, v2, v3          | 1.0 nan 2.0             | nan
+gfx1201 | v_minimum3_f32 v0, v1, v2, v3          | 1.0 -3.0 2.0            | -3.0
+gfx1201 | v_minimum3_f32 v0, v1, v2, v3          | 1.0 nan 2.0             | nan
+gfx942  | v_min3_f16 v0, v1, v2, v3              | 0x3c00 0x4000 0x7e00    | 0x77773c00
+gfx1201 | v_max3_num_f16 v0, v1, v2, v3          | 0x3c00 0x4000 0x7e00    | 0x77774000
+gfx1201 | v_min3_num_f16 v0, v1, v2, v3          | 0x3c00 0x4000 0x7e00    | 0x77773c00
+gfx1201 | v_minimum3_f16 v0, v1, v2, v3          | 0x3c00 0x4000 0x7e00    | 0x77777e00
+gfx1201 | v_minimum3_f16 v0, v1, v2, v3          | 0x3c00 0x4000 0xbc00    | 0x7777bc00
+gfx942  | v_med3_f16 v0, v1, v2, v3              | 0x4200 0xbc00 0x4000    | 0x77774000
+gfx1201 | v_med3_num_f16 v0, v1, v2, v3          | 0x4200 0xbc00 0x4000    | 0x77774000
+gfx1201 | v_minmax_num_f32 v0, v1, v2, v3        | 5.0 nan 3.0             | 5.0
+gfx1100 | v_maxmin_f16 v0, v1, v2, v3            | 0xc200 0x4000 0x3c00    | 0x77773c00
+gfx1100 | v_minmax_f16 v0, v1, v2, v3            | 0x4500 0x4000 0x4200    | 0x77774200
+gfx1201 | v_maxmin_num_f16 v0, v1, v2, v3        | 0xc200 0x4000 0x3c00    | 0x77773c00
+gfx1201 | v_minmax_num_f16 v0, v1, v2, v3        | 0x4500 0x4000 0x4200    | 0x77774200
+gfx1100 | v_maxmin_i32 v0, v1, v2, v3            | -3 2 1                  | 1
+gfx1100 | v_minmax_i32 v0, v1, v2, v3            | -5 2 -7                 | -5
+gfx1100 | v_maxmin_u32 v0, v1, v2, v3            | -3 2 1                  | 1
+gfx942  | v_max3_i32 v0, v1, v2, v3              | -3 2 1                  | 2
+gfx942  | v_min3_i32 v0, v1, v2, v3              | 2 -3 1                  | -3
+gfx942  | v_max3_u32 v0, v1, v2, v3              | 2 -3 1                  | -3
+gfx942  | v_min3_u32 v0, v1, v2, v3              | 2 -3 1                  | 1
+gfx942  | v_med3_i32 v0, v1, v2, v3              | 2 -3 1                  | 1
+gfx942  | v_med3_u32 v0, v1, v2, v3              | 2 -3 1                  | 2
+gfx942  | v_min3_i16 v0, v1, v2, v3              | 0xffff 0x8000 0xfff0    | 0x77778000
+gfx942  | v_max3_u16 v0, v1, v2, v3              | 0x8000 0xffff 1         | 0x7777ffff
+gfx942  | v_med3_u16 v0, v1, v2, v3              | 0x8000 0xffff 1         | 0x77778000
 gfx942  | v_sub_u16_sdwa v0, v1, v2 clamp dst_sel:DWORD dst_unused:UNUSED_PAD src0_sel:BYTE_1 src1_sel:BYTE_0 | 0x0300 5 | 0
 gfx942  | v_and_b32_sdwa v0, v1, v2 dst_sel:DWORD dst_unused:UNUSED_PAD src0_sel:WORD_1 src1_sel:BYTE_1 | 0xabcd1234 0xff00 | 0xcd
 gfx942  | v_add_u32_sdwa v0, v1, sext(v2) dst_sel:DWORD dst_unused:UNUSED_PAD src0_sel:DWORD src1_sel:WORD_0 | 5 0x1fffe | 3
@@ -203,7 +301,7 @@ gfx942  | v_cvt_f32_f16_sdwa v0, v1 dst_sel:DWORD dst_unused:UNUSED_PAD src0_sel
 def test_one_instruction(example):
     target, *middle, inputs, expected = (cell.strip() for cell in example.split(" | "))
     v = {0: 0x77777777} | dict(enumerate(map(number, inputs.split()), 1))
-    if "fmac" in example or "dot2acc" in example:
+    if any(name in example for name in ("fmac", "dot2acc", "dot2c")):
         v[0] = 0.0 if "fmac" in example else -4.0
     wave = run(target, middle[0], v)
     expected = number(expected)
@@ -211,6 +309,11 @@ def test_one_instruction(example):
         assert set(wave.v[0].tolist()) == {expected & 0xFFFFFFFF}, hex(wave.v[0][0])
     else:
         np.testing.assert_array_equal(floats(wave, 0), np.float32(expected))
+
+
+def test_accumulation_registers_hold_what_is_written():
+    code = "v_accvgpr_write_b32 a0, v1\nv_accvgpr_mov_b32 a1, a0\nv_accvgpr_read_b32 v0, a1"
+    assert set(run("gfx942", code, {1: 0x12345678}).v[0].tolist()) == {0x12345678}
 
 
 def test_upper_halves_are_compared_and_chosen():
@@ -254,6 +357,23 @@ def test_pairs_of_registers():
     assert np.array(pairs[4], np.uint64).view(np.float64) == 0.5
 
 
+@pytest.mark.parametrize(
+    ("code", "given", "result"),
+    [
+        ("v_lshrrev_b64 v[0:1], 33, v[2:3]", [0x9000000000000002], 0x48000000),
+        ("v_ashrrev_i64 v[0:1], 33, v[2:3]", [0x9000000000000002], 0xFFFFFFFFC8000000),
+        ("v_lshrrev_b64 v[0:1], v4, v[2:3]", [0x9000000000000002, 65], 0x4800000000000001),
+        ("v_add_nc_u64 v[0:1], v[2:3], v[4:5]", [0x1FFFFFFFF, 1], 0x200000000),
+    ],
+)
+def test_integers_of_64_bits(code, given, result):
+    v = {}
+    for i, value in enumerate(given):
+        v |= {2 + 2 * i: value & 0xFFFFFFFF, 3 + 2 * i: value >> 32}
+    wave = run("gfx942", code, v)
+    assert int(wave.v[0, 0]) | int(wave.v[1, 0]) << 32 == result
+
+
 def wide(*numbers):
     """Return the two registers of each float64: {register: value} from v0 on."""
     v = {}
@@ -279,6 +399,12 @@ v_fract_f64_e32 v[0:1], v[2:3]              | -2.75         | 0.25
 v_ldexp_f64 v[0:1], v[2:3], -1074           | 1.5           | 1e-323
 v_ldexp_f64 v[0:1], v[2:3], 0x10000         | -1.5          | -inf
 v_frexp_mant_f64_e32 v[0:1], v[2:3]         | 12.0          | 0.75
+v_max_f64 v[0:1], v[2:3], v[4:5]            | nan -2.0      | -2.0
+v_max_f64 v[0:1], v[2:3], v[4:5]            | -3.0 -2.0     | -2.0
+v_min_f64 v[0:1], v[2:3], v[4:5]            | nan -2.0      | -2.0
+v_min_f64 v[0:1], v[2:3], v[4:5]            | -3.0 -2.0     | -3.0
+v_max_num_f64_e32 v[0:1], v[2:3], v[4:5]    | -3.0 -2.0     | -2.0
+v_min_num_f64_e32 v[0:1], v[2:3], v[4:5]    | -3.0 -2.0     | -3.0
 v_div_fixup_f64 v[0:1], v[2:3], v[4:5], v[6:7] | 1.0 2.0 -4.0 | -1.0
 v_div_fixup_f64 v[0:1], v[2:3], v[4:5], v[6:7] | 1.0 0.0 -4.0 | -inf
 v_div_fixup_f64 v[0:1], v[2:3], v[4:5], v[6:7] | 1.0 1e300 1e-300 | 0.0
@@ -290,6 +416,35 @@ def test_one_instruction_of_float64(example):
     code, inputs, expected = (cell.strip() for cell in example.split(" | "))
     wave = run("gfx942", code, wide(0.0, *map(float, inputs.split())))
     np.testing.assert_array_equal(doubles(wave, 0), float(expected))
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "result"),
+    [
+        ("v_cvt_f64_u32", 0xFFFFFFFD, 4294967293.0),
+        ("v_cvt_f64_i32", 0xFFFFFFFD, -3.0),
+        ("v_cvt_f64_f32", 0x3F8CCCCD, float(np.float32(1.1))),
+    ],
+)
+def test_float64_of_32_bits(name, given, result):
+    assert doubles(run("gfx942", f"{name}_e32 v[0:1], v2", {2: given}), 0)[0] == result
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "result"),
+    [
+        ("v_cvt_u32_f64", 3e9 + 0.75, 3_000_000_000),
+        ("v_cvt_u32_f64", -1.0, 0),
+        ("v_cvt_u32_f64", NAN, 0),
+        ("v_cvt_u32_f64", 1e20, 0xFFFFFFFF),
+        ("v_cvt_i32_f64", -2.75, 0xFFFFFFFE),
+        ("v_cvt_i32_f64", -1e20, 0x80000000),
+        ("v_cvt_f32_f64", 1.1, 0x3F8CCCCD),
+        ("v_cvt_f32_f64", 1e300, 0x7F800000),
+    ],
+)
+def test_32_bits_of_float64(name, given, result):
+    assert run("gfx942", f"{name}_e32 v0, v[2:3]", wide(0.0, given)).v[0, 0] == result
 
 
 def test_exponents_of_float64():
@@ -925,9 +1080,10 @@ def test_one_scalar_instruction_of_64_bits(example):
         assert wave.scc == int(scc)
 
 
-def test_every_scalar_instruction_has_an_example():
-    examples = set(re.findall(r"s_\w+", pathlib.Path(__file__).read_text()))
-    assert not tables.SCALAR.keys() - examples
+def test_every_instruction_has_an_example():
+    text = pathlib.Path(__file__).read_text()
+    for table, word in ((tables.SCALAR, r"s_\w+"), (tables.VECTOR, r"v_\w+?(?=_e32|_e64|_dpp|_sdwa|\b)")):
+        assert sorted(table.keys() - set(re.findall(word, text))) == []
 
 
 def test_scalar_floats_of_rdna4():
