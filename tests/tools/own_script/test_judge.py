@@ -64,11 +64,14 @@ def test_weights_are_nudged_by_one_rounding_of_what_the_script_computes_in():
         (FLOAT32 | {"use_amp": True, "amp_dtype": "float16", "tf32": True}, LAST_PLACE["float16"] / 2),
     ]
     for precision, size in sizes:
-        for times in (1, 16):
+        signs = []
+        for times in (1, 16, 256):
             found = judge.nudged(weights, precision, times)
             moved = found["w"] / weights["w"] - 1
+            signs.append(tuple(moved.sign().tolist()))
             assert moved.abs().tolist() == pytest.approx([times * size] * 64) and moved.min() < 0 < moved.max()
             assert torch.equal(found["steps"], weights["steps"])
+        assert len(set(signs)) == 3  # the same one, only longer, would show the same roundings again
 
 
 # ---------------------------------------------------------------- losses
