@@ -1112,6 +1112,67 @@ def test_exec_is_saved_and_combined():
     assert wave.v[0].nonzero()[0].tolist() == [1, 2] and wave.v[2].nonzero()[0].tolist() == list(range(1, 8))
 
 
+@pytest.mark.parametrize(
+    ("name", "wanted"),
+    [
+        ("and", 0b1000), ("or", 0b1110), ("xor", 0b0110), ("andn2", 0b0010), ("and_not1", 0b0010),
+        ("nand", 0b0111), ("nor", 0b0001), ("xnor", 0b1001), ("orn2", 0b1011),
+    ],
+)  # fmt: skip
+def test_exec_is_combined_with_a_mask(name, wanted):
+    """EXEC is 1100 and the mask 1010: of `not`, it is EXEC that is negated."""
+    code = f"s_{name}_saveexec_b64 s[2:3], s[4:5]\ns_mov_b64 s[6:7], exec\ns_cselect_b32 s8, 1, 0"
+    wave = run("gfx942", code, s={4: 0b1010, 5: 0}, mask=0b1100)
+    assert wave.get_scalar(2, 2) == 0b1100 and wave.get_scalar(6) & 0xF == wanted and wave.s[8] == 1
+    wave = run("gfx942", "s_and_saveexec_b64 s[2:3], s[4:5]\ns_cselect_b32 s8, 1, 0", s={4: 3, 5: 0}, mask=0b1100)
+    assert wave.exec == 0 and wave.s[8] == 0
+
+
+@pytest.mark.parametrize("relation", ["eq", "lg", "gt", "ge", "lt", "le"])
+def test_scalar_comparisons(relation):
+    """Of -1, which is the largest number without a sign, and 3, of two that are alike, and of the upper halves."""
+    holds = {"eq": "=", "lg": "<>", "gt": ">", "ge": ">=", "lt": "<", "le": "<="}[relation]
+    for a, b, kind, is_wanted in (
+        (-1, 3, "i32", "<" in holds), (-1, 3, "u32", ">" in holds),
+        (3, 3, "i32", "=" in holds), (3, 3, "u32", "=" in holds),
+        (3, -1, "i32", ">" in holds), (3, -1, "u32", "<" in holds),
+    ):  # fmt: skip
+        assert run("gfx942", f"s_cmp_{relation}_{kind} s1, s2", s={1: a, 2: b}).scc == is_wanted, (a, b, kind)
+        constant = b & 0xFFFF  # of 16 bits, which have the sign of the comparison
+        if b == 3 or kind == "i32":
+            assert run("gfx942", f"s_cmpk_{relation}_{kind} s1, {constant}", s={1: a}).scc == is_wanted, (a, b, kind)
+    if relation in ("eq", "lg"):
+        for upper, is_equal in ((7, True), (8, False)):
+            wave = run("gfx942", f"s_cmp_{relation}_u64 s[2:3], s[4:5]", s={2: 5, 3: 7, 4: 5, 5: upper})
+            assert wave.scc == (is_equal if relation == "eq" else not is_equal)
+
+
+@pytest.mark.parametrize("jumps", [True, False])
+@pytest.mark.parametrize("condition", ["scc0", "scc1", "vccz", "vccnz", "execz", "execnz"])
+def test_a_branch_is_taken_under_its_condition_alone(condition, jumps):
+    of_zero = condition in ("scc0", "vccz", "execz")
+    value = int(jumps != of_zero)
+    setting = {
+        "scc": f"s_cmp_eq_u32 {value}, 1", "vcc": f"s_mov_b64 vcc, {value << 1}", "exe": f"s_mov_b64 exec, {value << 1}",
+    }[condition[:3]]  # fmt: skip
+    code = f"{setting}\ns_mov_b32 s0, 1\ns_cbranch_{condition} end\ns_mov_b32 s0, 2\nend:\ns_nop 0"
+    assert run("gfx942", code).s[0] == (1 if jumps else 2)
+
+
+SWIZZLES = {
+    "SWAP,4": [i ^ 4 for i in range(32)],
+    "REVERSE,8": [i // 8 * 8 + 7 - i % 8 for i in range(32)],
+    "BROADCAST,8,3": [i // 8 * 8 + 3 for i in range(32)],
+    "QUAD_PERM,2,0,3,3": [i // 4 * 4 + (2, 0, 3, 3)[i % 4] for i in range(32)],
+}
+
+
+@pytest.mark.parametrize("pattern", SWIZZLES)
+def test_lanes_are_swizzled(pattern):
+    wave = run("gfx1100", f"ds_swizzle_b32 v0, v1 offset:swizzle({pattern})", {1: np.arange(32)})
+    assert wave.v[0].tolist() == SWIZZLES[pattern]
+
+
 def test_a_loop():
     code = """
     s_mov_b32 s0, 0
@@ -1588,6 +1649,7 @@ def test_scalar_loads_of_a_part(name, result):
         "v_mov_b32_dpp v0, v1 wave_shl:1 row_mask:0xf bank_mask:0xf", "v_add_f32_e64 v0, v1, v2 mul:2",
         "v_mfma_f32_4x4x1_16b_f32 a[0:3], v0, v1, a[0:3]", "v_mul_lo_u32 v0, v1, v2 clamp", "v_add_u32_e32 v0, v1",
         "v_mov_b32_e32 v0, s[0:1:2]", "buffer_load_dword v0, v1, s[0:3], 0 idxen", "s_trap 2", "s_barrier_signal 3",
+        "s_andn1_saveexec_b64 s[0:1], s[2:3]",
         "s_setreg_imm32_b32 hwreg(HW_REG_MODE, 2, 2), 3", "s_setreg_imm32_b32 hwreg(HW_REG_MODE, 4, 2), 1",
         "s_setreg_imm32_b32 hwreg(HW_REG_MODE, 0, 4), 0", "s_denorm_mode 3", "s_round_mode 1",
         "v_mfma_f32_32x32x8_bf16 v[0:15], v[0:1], v[2:3], 0 cbsz:1", "v_mov_b32_e32 v0, v256",
