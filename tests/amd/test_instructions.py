@@ -1152,9 +1152,9 @@ def test_scalar_comparisons(relation):
 def test_a_branch_is_taken_under_its_condition_alone(condition, jumps):
     of_zero = condition in ("scc0", "vccz", "execz")
     value = int(jumps != of_zero)
-    setting = {
-        "scc": f"s_cmp_eq_u32 {value}, 1", "vcc": f"s_mov_b64 vcc, {value << 1}", "exe": f"s_mov_b64 exec, {value << 1}",
-    }[condition[:3]]  # fmt: skip
+    setting = f"s_mov_b64 {condition.rstrip('nz')}, {value << 1}"
+    if condition.startswith("scc"):
+        setting = f"s_cmp_eq_u32 {value}, 1"
     code = f"{setting}\ns_mov_b32 s0, 1\ns_cbranch_{condition} end\ns_mov_b32 s0, 2\nend:\ns_nop 0"
     assert run("gfx942", code).s[0] == (1 if jumps else 2)
 
