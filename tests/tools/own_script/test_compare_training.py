@@ -818,6 +818,18 @@ def test_a_speed_is_shown_if_it_exceeds_the_noise_of_old_under_two_names(monkeyp
     assert Counter(asked[::3]) == dict.fromkeys(steps, 10)  # begins as many of the 6 x 5 passes as the others
 
 
+def test_scripts_that_fit_one_at_a_time_begin_a_round_in_turns():
+    visited = []
+
+    def visit(names, *_):
+        visited.append(names)
+        return {name: ({name: 1.0 + names.index(name)}, {name: None}) for name in names}
+
+    found = speed.Rounds(SimpleNamespace(together=False, start_s=1.0, visit=visit), 6).measure()
+    assert Counter(names[0] for names in visited) == {OLD: 2, NEW: 2, CONTROL: 2}
+    assert found.starts == 6 and all(sorted(times) == [1, 1, 2, 2, 3, 3] for times in found.seconds.values())
+
+
 def test_work_per_second_is_that_of_each_scripts_own_batch():
     """Old takes 100 ms for 32 tokens, new 50 ms for half of them."""
     found = speed.Speed({OLD: [0.1] * 5, NEW: [0.05] * 5, CONTROL: [0.1] * 5}, dict.fromkeys((OLD, NEW)), 3, 10)
