@@ -5,7 +5,7 @@ bank serves one word per cycle; lanes that access the same word share it. Withou
 
 Published are the phases of 16-byte accesses (AMD's blog "Avoiding LDS Bank Conflicts") and, measured by the authors of
 HipKittens, those of 8 and 16 bytes on gfx950, where loads see 64 banks and stores 32. For other accesses a phase takes
-as many consecutive lanes as the banks can serve, at most 32.
+as many consecutive lanes as the banks can serve, a power of two, at most 32.
 """
 
 import functools
@@ -37,6 +37,7 @@ def phases(target, size, load):
         groups = READ_16_BYTES
     else:
         count = min(32, banks * 4 // size)
+        count = 1 << count.bit_length() - 1  # of the lanes of 12 bytes, 8 and not 10
         groups = np.arange(32).reshape(-1, count)
     phase = np.empty(64, np.int64)
     for number, lanes in enumerate(groups):

@@ -1209,6 +1209,76 @@ def test_lds_moves_what_it_should():
         run("gfx942", "ds_read_b64 v[0:1], v1", {1: 2044}, lds=2048)
 
 
+# global and buffer of CDNA, those of RDNA, LDS | registers that held 0x77777777, loaded from the bytes 0x80, 0x81, ...
+LOADS = """
+dword        b32        b32        | 0x83828180
+dwordx2      b64        b64        | 0x83828180 0x87868584
+dwordx3      b96        b96        | 0x83828180 0x87868584 0x8b8a8988
+dwordx4      b128       b128       | 0x83828180 0x87868584 0x8b8a8988 0x8f8e8d8c
+ubyte        u8         u8         | 0x00000080
+sbyte        i8         i8         | 0xffffff80
+ushort       u16        u16        | 0x00008180
+sshort       i16        i16        | 0xffff8180
+ubyte_d16    d16_u8     u8_d16     | 0x77770080
+ubyte_d16_hi d16_hi_u8  u8_d16_hi  | 0x00807777
+sbyte_d16    d16_i8     i8_d16     | 0x7777ff80
+sbyte_d16_hi d16_hi_i8  i8_d16_hi  | 0xff807777
+short_d16    d16_b16    u16_d16    | 0x77778180
+short_d16_hi d16_hi_b16 u16_d16_hi | 0x81807777
+"""
+# the same of stores | bytes, which were zero, stored from registers of 0x83828180, 0x87868584, ...
+STORES = """
+dword        b32        b32        | 80 81 82 83
+dwordx2      b64        b64        | 80 81 82 83 84 85 86 87
+dwordx3      b96        b96        | 80 81 82 83 84 85 86 87 88 89 8a 8b
+dwordx4      b128       b128       | 80 81 82 83 84 85 86 87 88 89 8a 8b 8c 8d 8e 8f
+byte         b8         b8         | 80
+byte_d16_hi  d16_hi_b8  b8_d16_hi  | 82
+short        b16        b16        | 80 81
+short_d16_hi d16_hi_b16 b16_d16_hi | 82 83
+"""
+
+
+@pytest.mark.parametrize("example", LOADS.strip().splitlines(), ids=lambda line: line.split()[0])
+def test_loads_of_all_sizes(example):
+    (old, new, of_lds), registers = (cell.split() for cell in example.split("|"))
+    wanted = [int(register, 16) for register in registers]
+    _, address, allowed = memory_of(np.arange(0x80, 0x90, dtype=np.uint8))
+    s = {2: address & 0xFFFFFFFF, 3: address >> 32, 4: address & 0xFFFFFFFF, 5: address >> 32, 6: 16, 7: 0}
+    v = {0: s[2], 1: s[3], 2: 0} | dict.fromkeys(range(8, 12), 0x77777777)
+    to = f"v[8:{7 + len(wanted)}]" if len(wanted) > 1 else "v8"
+    filled = "\n".join(["global_load_dwordx4 v[4:7], v2, s[2:3]", "ds_write_b128 v2, v[4:7]"])
+    codes = [f"{filled}\nds_{word}_{of_lds} {to}, v2" for word in ("read", "load")]
+    for name in (old, new):
+        codes += [f"global_load_{name} {to}, v2, s[2:3]", f"flat_load_{name} {to}, v[0:1]"]
+        codes.append(f"buffer_load_{name} {to}, v2, s[4:7], 0 offen")
+    for code in codes:
+        wave = run("gfx942", code, v, s, mask=1, ranges=[allowed])
+        assert wave.v[8 : 8 + len(wanted), 0].tolist() == wanted, code
+        assert set(wave.v[8 + len(wanted) : 12, 0].tolist()) <= {0x77777777}, code
+
+
+@pytest.mark.parametrize("example", STORES.strip().splitlines(), ids=lambda line: line.split()[0])
+def test_stores_of_all_sizes(example):
+    (old, new, of_lds), stored = (cell.split() for cell in example.split("|"))
+    wanted = [int(byte, 16) for byte in stored] + [0] * (16 - len(stored))
+    values, address, allowed = memory_of(np.zeros(16, np.uint8))
+    s = {2: address & 0xFFFFFFFF, 3: address >> 32, 4: address & 0xFFFFFFFF, 5: address >> 32, 6: 16, 7: 0}
+    v = {0: s[2], 1: s[3], 2: 0, 8: 0x83828180, 9: 0x87868584, 10: 0x8B8A8988, 11: 0x8F8E8D8C}
+    v |= dict.fromkeys(range(4, 8), 0)
+    count = max(1, len(stored) // 4)
+    given = f"v[8:{7 + count}]" if count > 1 else "v8"
+    read = "ds_read_b128 v[4:7], v2\nglobal_store_dwordx4 v2, v[4:7], s[2:3]"
+    codes = [f"ds_write_b128 v2, v[4:7]\nds_{word}_{of_lds} v2, {given}\n{read}" for word in ("write", "store")]
+    for name in (old, new):
+        codes += [f"global_store_{name} v2, {given}, s[2:3]", f"flat_store_{name} v[0:1], {given}"]
+        codes.append(f"buffer_store_{name} {given}, v2, s[4:7], 0 offen")
+    for code in codes:
+        values[:] = 0
+        run("gfx942", code, v, s, mask=1, ranges=[allowed])
+        assert values.tolist() == wanted, code
+
+
 def test_a_transposed_read_of_cdna4():
     """16 lanes, each with the address of 4 halves of a row of 16, get a column of 4."""
     code = """
@@ -1348,6 +1418,8 @@ gfx942  | ds_read_b128 v[2:5], v1            | 16 * i                           
 gfx942  | ds_write_b128 v1, v[2:5]           | 16 * (i % 32 // 4 % 4) + 256 * (i % 4) + 64 * (i // 16) | 32 8
 gfx942  | ds_read_b128 v[2:5], v1            | 128 * (i // 4) + 16 * (i % 4) + 64 * (i // 16 % 2) | 8 8
 gfx942  | ds_write_b128 v1, v[2:5]           | 128 * (i // 4) + 16 * (i % 4) + 64 * (i // 16 % 2) | 16 8
+gfx942  | ds_write_b96 v1, v[2:4]            | 12 * i                                      | 8 8
+gfx942  | ds_read_b96 v[2:4], v1             | 128 * i                                     | 64 8
 gfx942  | ds_read2_b32 v[2:3], v1 offset1:32 | 4 * i                                       | 4 4
 gfx942  | ds_add_u32 v1, v2                  | 128 * (i % 8)                               | 16 2
 gfx950  | ds_read_b128 v[2:5], v1            | 16 * i                                      | 4 4
@@ -1361,7 +1433,7 @@ gfx1201 | ds_load_b128 v[2:5], v1            | 16 * i                           
 @pytest.mark.parametrize("example", BANKS.strip().splitlines(), ids=lambda line: line[:60])
 def test_cycles_of_an_access(example):
     target, code, address, expected = (cell.strip() for cell in example.split(" | "))
-    machine = Machine(target, code, lds=4096)
+    machine = Machine(target, code, lds=8192)
     (wave,) = machine.waves
     wave.v[1] = eval(address, {"i": np.arange(WIDTH[target])})
     machine.run()
