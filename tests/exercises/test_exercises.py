@@ -160,6 +160,31 @@ def workshop(tmp_path):
     return root / "exercises"
 
 
+@pytest.mark.parametrize("target", [None, "gfx942"])
+@pytest.mark.parametrize("passed", [True, False])
+@pytest.mark.parametrize("what", ["01", "own"])
+def test_the_exit_status_is_that_of_the_verdict(what, passed, target, tmp_path, monkeypatch, capsys):
+    """Of an exercise and of a kernel of one's own, here and as a GPU's instructions; the grader learns which."""
+    asked = []
+
+    def grade(jobs, timeout=None, target=None, program=None):
+        asked.append((target, program))
+        case = None if passed else "one row"
+        return [{"passed": passed, "sentence": "said", "speed": None, "case": case, "left": [], "lines": []}]
+
+    monkeypatch.setattr(check, "grade", grade)
+    monkeypatch.setattr(check, "is_started", lambda text: True)
+    monkeypatch.setattr(check, "PROGRESS", tmp_path / ".progress.json")
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "task.py").touch()
+    name = what if what == "01" else str(tmp_path / what)
+    assert check.main([name, *(["--target", target] if target else [])]) == (0 if passed else 1)
+    assert asked == [(target, "own_kernel.py" if what == "own" else None)]
+    printed = capsys.readouterr().out
+    assert ("said" in printed, "in case one row" in printed) == (True, not passed)
+    assert any(word in printed for word in (("passed", "is right") if passed else ("failed", "is wrong")))
+
+
 def call(folder, *arguments):
     """Return exit status and all output of check.py."""
     done = run_file(folder / "check.py", *arguments, cwd=folder.parent)
