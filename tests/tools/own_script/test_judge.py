@@ -1,7 +1,10 @@
 """The judge of compare_training.py at its bounds: what is just allowed, and what is just not."""
 
 import math
+import random
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
@@ -358,6 +361,37 @@ def test_one_element_of_the_last_buffer_is_off(still, said):
     assert found.buffers(1, runs) is None
     runs |= {"new": {"buffers": with_last(buffers, "mean", 1.01), "still": list(still)}}
     assert found.buffers(1, runs).text == f"step 1: {said}"
+
+
+def test_each_call_of_a_step_draws_other_numbers_and_those_of_two_scripts_are_the_same():
+    """Whatever either drew before: dropout of two micro-batches differs, and of the same one does not."""
+
+    def record(number):
+        torch.manual_seed(number)
+        recording = SimpleNamespace(step={"calls": []}, params={}, modules={}, calls=0, value_of=None)
+        recording.sums_of = lambda params: {}
+        recording.buffers_now = dict
+        recording.traced = lambda run, module, args, kwargs: run(module, *args, **kwargs)
+        for _ in range(2):
+            child.Child.recorded(recording, lambda module, x: module(x), torch.nn.Dropout(), (torch.ones(99),), {})
+        return [call["outputs"][0] for call in recording.step["calls"]]
+
+    one = record(1)
+    assert all(map(torch.equal, one, record(2))) and not torch.equal(*one)
+
+
+def test_what_a_script_draws_is_not_what_it_draws_while_it_is_recorded():
+    draws = {"torch": lambda: torch.rand(()).item(), "python": random.random, "numpy": np.random.random}
+    child.seed(5)
+    wanted = {name: draw() for name, draw in draws.items()}
+    child.seed(5)
+    with child.seeded(3) as drew:
+        inside = {name: draw() for name, draw in draws.items()}
+    assert {name: draw() for name, draw in draws.items()} == wanted and drew == [True]
+    assert not set(inside.values()) & set(wanted.values())
+    with child.seeded(3) as drew:
+        pass
+    assert drew == [False]
 
 
 @pytest.mark.parametrize(
