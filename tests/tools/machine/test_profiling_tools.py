@@ -567,6 +567,10 @@ def test_a_report_becomes_a_row_of_what_was_tested(logs, monkeypatch, capsys, tm
     refused(room_reports.main, [file, "--add"], capsys, "toy-gpu_2027-01-02.json exists already: remove it first")
     table = markdown_table(["", "platform", "versions", "what"], [row])
     assert "| Toy \\| GPU |" in table
+    content["machine"] |= {"date": "2027-03-04T03:04:05+00:00", "device": "A newer GPU"}
+    file.write_text(json.dumps(content))
+    assert room_reports.main([str(file), "--add"]) == 0
+    assert [row[1] for row in room_reports.rows_of_rooms(tmp_path / "rooms")] == ["A newer GPU", "Toy | GPU"]
 
 
 @pytest.mark.parametrize(
