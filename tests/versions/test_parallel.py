@@ -246,6 +246,12 @@ def test_ranks_wait_for_a_slow_checkpoint(monkeypatch):
         assert given["timeout"] >= datetime.timedelta(minutes=10)
 
 
+def test_a_rank_ends_with_the_status_of_its_run(tmp_path):
+    """It ends without Python's clean-up, and torchrun reads nothing but the status."""
+    done = launch(1, SCRIPTS[1], *ON_TWO, "--data", tmp_path / "none")
+    assert done.returncode == 2 and "none cannot be read" in done.stderr
+
+
 # ---------------------------------------------------------------- torchrun's variables
 
 RANKS = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
