@@ -598,19 +598,19 @@ def complete_options(options):
         completed[name] = getattr(options, name) or default
     completed["eager_reason"] = None if options.graph else "no --graph"
     if options.graph is None:
-        completed["eager_reason"] = default_eager_reason(completed["profile"])
+        completed["eager_reason"] = default_eager_reason(completed["profile"], completed["device"])
         completed["graph"] = completed["eager_reason"] is None
     return completed
 
 
-def default_eager_reason(profile):
-    """Return why a step is not captured unless --graph is given; None if it's captured."""
+def default_eager_reason(profile, device):
+    """Return why a step is not captured unless --graph is given; None to try a capture, which says no on a CPU."""
     if not GRAPH_BY_DEFAULT:
         return "no --graph"
-    if profile:
-        return "PyTorch's profiler sees a graph as one launch; --graph captures one all the same"
-    if outside_profiler() in ("rocprof-sys", "rocprofv3"):
-        return "ROCm's profilers may miss the kernels of a replayed graph; --graph captures one all the same"
+    if profile and device != "cpu":
+        return "PyTorch's profiler sees a graph as one launch: pass --graph to capture one anyway"
+    if outside_profiler() in ("rocprof-sys", "rocprofv3") and device != "cpu":
+        return "ROCm's profilers may miss the kernels of a replayed graph: pass --graph to capture one anyway"
     return None
 
 
