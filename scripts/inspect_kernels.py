@@ -434,7 +434,8 @@ def as_text(rows):
     lines = [line.rstrip() for line in text_table(COLUMNS, map(cells, rows), len(COLUMNS)).splitlines()]
     lines += [f"DOES NOT FIT  {' '.join(cells(row)[:4])}: {problem}" for row in rows for problem in row["problems"]]
     misfits = sum(bool(row["problems"]) for row in rows)
-    return "\n".join([*lines, f"{len(rows)} kernels: " + (f"{misfits} do not fit" if misfits else "all fit")])
+    verdict = f"{misfits} of {len(rows)} kernels won't fit" if misfits else f"{len(rows)} kernels: all fit"
+    return "\n".join([*lines, verdict])
 
 
 def tile(text):

@@ -279,7 +279,7 @@ ATTENTION = "--preset tiny --kernel attention_forward".split()
 def test_tiles_too_small_for_matrix_units_and_tiles_that_do_not_compile():
     result = run_tool(*ATTENTION, *"--target gfx90a --dtype bf16 --tiles 4x4 32x64 --warps 1".split())
     faults = [line for line in result.stdout.splitlines() if line.startswith("DOES NOT FIT")]
-    assert result.returncode == 1 and "2 kernels: 2 do not fit" in result.stdout
+    assert result.returncode == 1 and "\n2 of 2 kernels won't fit" in result.stdout
     assert "BLOCK_Q=4 BLOCK_K=4" in faults[0] and "4 matmuls of tiles run without matrix units" in faults[0]
     assert "does not compile: CompileTimeAssertionFailure: tl.static_assert(BLOCK_Q % BLOCK_K == 0)" in faults[1]
 
@@ -296,7 +296,7 @@ def test_too_much_shared_memory_and_spills_are_faults():
     ]
     assert set(row.matrix_instructions) == {"wgmma.mma_async"} and "H/K=2" in row.constants
     text = inspect_kernels.as_text([vars(row)])
-    assert " 288.0 KB " in text and text.endswith("\n1 kernels: 1 do not fit")
+    assert " 288.0 KB " in text and text.endswith("\n1 of 1 kernels won't fit")
 
 
 def test_what_does_not_fit():
