@@ -386,6 +386,20 @@ def test_under_rocms_profilers_a_step_is_captured_only_if_it_is_asked_for(
 
 
 @pytest.mark.parametrize("version", [3, 4])
+def test_a_profiled_step_is_not_captured_unless_it_is_asked_for(version, monkeypatch):
+    """Options for a GPU cannot be parsed everywhere: here the device's name alone says that it is one."""
+    script = load_version(version)
+    assert script.default_eager_reason(profile=True, device="cuda:0").endswith("pass --graph to capture one anyway")
+    assert script.default_eager_reason(profile=True, device="cpu") is None
+    asked = []
+    monkeypatch.setattr(script, "default_eager_reason", lambda profile, device: asked.append((profile, device)))
+    for argv in ([], ["--enable-pytorch-profiler"]):
+        script.parse_options(["--device", "cpu", *argv])
+    script.parse_options(["--device", "cpu", "--graph"])
+    assert asked == [(False, "cpu"), (True, "cpu")]
+
+
+@pytest.mark.parametrize("version", [3, 4])
 def test_the_graph_line_says_why_a_profiled_step_is_not_captured(version, pushed, monkeypatch, capsys):
     """On a CPU no option could capture it. A run that is eager because it was told to says so in the summary alone."""
     script = load_version(version)
