@@ -21,6 +21,7 @@ import torch.nn.functional as F
 if __name__ == "__main__":
     sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
+from common.command_line import progress
 from common.measuring.peers import LibraryLlama, peer_script
 from common.versions import REPOSITORY, load_version, relative_error
 
@@ -151,10 +152,12 @@ def fingerprints(found):
 
 def golden():
     content = {"transformers": importlib.metadata.version("transformers"), "torch": torch.__version__, "cases": {}}
-    content["mixed precision"] = {
-        case: {dtype: mixed_precision_errors(case, dtype) for dtype in AMP_DTYPES} for case in AMP_CASES
-    }
+    content["mixed precision"] = {}
+    for case in AMP_CASES:
+        progress(f"{case}, mixed precision: {', '.join(AMP_DTYPES)}")
+        content["mixed precision"][case] = {dtype: mixed_precision_errors(case, dtype) for dtype in AMP_DTYPES}
     for case in CASES:
+        progress(f"{case}, float32")
         found = outcome(case)
         content["cases"][case] = {"options": " ".join(options(case)), "losses": found["losses"]}
         content["cases"][case]["fingerprints"] = fingerprints(found)

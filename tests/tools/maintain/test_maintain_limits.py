@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from maintain import execute_training, rounds
+from maintain import execute_training, huggingface, rounds
 
 
 @pytest.mark.parametrize(("room", "fits"), [(22_048, True), (22_047, False)])
@@ -46,3 +46,12 @@ def test_training_as_amds_instructions_is_right_up_to_its_bounds(label, loss, we
     monkeypatch.setattr(execute_training, "executed_version", lambda *_: contextlib.nullcontext([]))
     monkeypatch.setattr(execute_training, "load_version", lambda version: None)
     assert execute_training.measure("gfx942", label, 2)["right"] is right
+
+
+def test_each_case_of_the_golden_values_is_told(monkeypatch, capsys):
+    pytest.importorskip("transformers")
+    monkeypatch.setattr(huggingface, "mixed_precision_errors", lambda case, dtype: {})
+    monkeypatch.setattr(huggingface, "outcome", lambda case: {"losses": [], "logits": torch.ones(1), "gradients": {}})
+    cases = huggingface.golden()["cases"]
+    told = capsys.readouterr().err.splitlines()
+    assert told[-1] == f"{[*cases][-1]}, float32" and len(told) == len(cases) + len(huggingface.AMP_CASES)
