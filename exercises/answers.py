@@ -1,5 +1,6 @@
 """Find the files of an exercise, and have answers graded in a process of their own."""
 
+import contextlib
 import json
 import os
 import pathlib
@@ -12,7 +13,7 @@ import tempfile
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent / "scripts"))
 
-from common.command_line import Failure, missing_package
+from common.command_line import Failure, Pace, missing_package, progress
 
 TARGET_VARIABLE = "EXECUTE_ON_TARGET"
 COMPILED_FOR = "gfx942"  # what passes in Triton's interpreter is compiled for this GPU, which need not be here
@@ -157,6 +158,10 @@ def grade_apart(jobs, timeout, environment, program):
                 streams = {"stderr": said, "pass_fds": [pipe]}
                 child = subprocess.Popen([*keeper, *command], start_new_session=True, env=environment, **streams)
             os.close(pipe)
+            if program == "compilation.py":
+                follow(child, scratch, jobs, "compiling")
+            elif TARGET_VARIABLE not in environment:  # with a target each case is printed
+                follow(child, scratch, jobs, "checking")
             child.wait()
         finally:
             os.close(other_end)  # the keeper ends everything
@@ -170,6 +175,18 @@ def grade_apart(jobs, timeout, environment, program):
     if end["late"]:
         raise Failure(1, describe_late(timeout, end["computed"], end["waited"]))
     raise Failure(1, describe_end(end["status"], words, relative(jobs[len(verdicts)][program == "grading.py"])))
+
+
+def follow(child, scratch, jobs, doing):
+    """Wait for a grading process; every ten seconds print which answer it is at."""
+    pace = Pace()
+    while child.poll() is None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(1)
+        done = len(read_json(pathlib.Path(scratch, "verdicts.json"), []))
+        if child.poll() is None and done < len(jobs) and pace.is_due():
+            number = f" {done + 1} of {len(jobs)}" if len(jobs) > 1 else ""
+            progress(f"   {pathlib.Path(jobs[done][0]).name}: {doing} answer{number}")
 
 
 def read_json(path, otherwise):

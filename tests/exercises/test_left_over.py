@@ -246,6 +246,29 @@ def test_an_answer_has_its_seconds_on_a_machine_with_other_work(tmp_path):
             other.wait()
 
 
+@pytest.mark.parametrize("due", [True, False])
+@pytest.mark.slow
+def test_long_grading_is_followed(tmp_path, monkeypatch, due):
+    """The second answer goes on until it is told, or for a moment."""
+    file = tmp_path / "told"
+    write = "open(folder + '/new', 'w').write({!r}); os.replace(folder + '/new', folder + '/verdicts.json')\n"
+    wait = f"while not os.path.exists({str(file)!r}):\n    time.sleep(0.1)\n" if due else "time.sleep(1.5)\n"
+    (tmp_path / "work.py").write_text(WORK + write.format("[{}]") + wait + write.format("[{}, {}]"))
+    second = "   05_rope: checking answer 2 of 2"
+    told = []
+
+    def tell(sentence):
+        told.append(sentence)
+        if sentence == second:
+            file.touch()
+
+    monkeypatch.setattr(answers, "progress", tell)
+    monkeypatch.setattr(answers.Pace, "is_due", lambda pace: due)
+    jobs = [("exercises/01_row_sum", "x"), ("exercises/05_rope", "x")]
+    assert len(answers.grade_apart(jobs, 60, os.environ, tmp_path / "work.py")) == 2
+    assert set(told) <= {"   01_row_sum: checking answer 1 of 2", second} and (second in told) == due
+
+
 # ---------------------------------------------------------------- progress that cannot be written
 
 PASSED = {"passed": True, "sentence": "4 cases", "speed": None, "case": None, "left": ["thread mine"]}
