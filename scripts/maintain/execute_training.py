@@ -26,6 +26,7 @@ from amd.launch import executed_version
 from common.command_line import Parser, positive, progress
 from common.formulas.occupancy import TARGETS
 from common.measuring.accuracy import LAST_PLACE, allowed, same_loss
+from common.ratios import counted
 from common.tables import emit, text_table
 from common.versions import load_version, relative_error
 
@@ -91,6 +92,7 @@ def report(options):
     found = []
     for label in options.dtype:
         for target in options.target or AMD:
+            progress(f"{target} {label}: training {counted(options.steps, 'step')} of versions 1 and 3 ...")
             one = measure(target, label, options.steps)
             found.append({"target": target, "dtype": label, **one})
             progress(f"{target} {label}: {one['seconds']:.0f} s, {'right' if one['right'] else 'WRONG'}")

@@ -125,6 +125,7 @@ def run_kernels():
     if device.type == "cuda":
         dtypes.append(torch.bfloat16)
     for dtype in dtypes:
+        progress(f"launching the kernels in {dtype} on {device.type}")
         differentiate(operations, v3, device, dtype)
         update(v3, device, dtype)
     if v3.fp8_dtype(v3.gpu_architecture(device)) is not None:

@@ -30,6 +30,7 @@ def test_the_program_launches_every_kernel(capsys):
     with launches() as launched:
         assert sanitize_kernels.main(["--run"]) == 0, capsys.readouterr().err
     assert len(KERNELS) >= 10 and launched >= KERNELS
+    assert capsys.readouterr().err.startswith("launching the kernels in torch.float32 on ")
 
 
 @multiplies_fp8

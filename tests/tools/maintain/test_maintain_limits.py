@@ -31,7 +31,7 @@ def test_each_process_needs_a_gib_beside_its_tensors(room, fits):
         ("fp16", 1.001 * 2**-10, 2e-4, False),
     ],
 )
-def test_training_as_amds_instructions_is_right_up_to_its_bounds(label, loss, weights, right, monkeypatch):
+def test_training_as_amds_instructions_is_right_up_to_its_bounds(label, loss, weights, right, monkeypatch, capsys):
     """The last of two losses, and all weights together."""
     exact = {"w": torch.ones(8, dtype=torch.float64)}
 
@@ -45,7 +45,10 @@ def test_training_as_amds_instructions_is_right_up_to_its_bounds(label, loss, we
     monkeypatch.setattr(execute_training, "train", train)
     monkeypatch.setattr(execute_training, "executed_version", lambda *_: contextlib.nullcontext([]))
     monkeypatch.setattr(execute_training, "load_version", lambda version: None)
-    assert execute_training.measure("gfx942", label, 2)["right"] is right
+    assert execute_training.main(["gfx942", "--dtype", label, "--steps", "2"]) == 1 - right
+    told = capsys.readouterr().err.splitlines()
+    assert told[0] == f"gfx942 {label}: training 2 steps of versions 1 and 3 ..."
+    assert told[1].endswith("right" if right else "WRONG")
 
 
 def test_each_case_of_the_golden_values_is_told(monkeypatch, capsys):
