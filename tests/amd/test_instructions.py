@@ -13,6 +13,7 @@ from isa import WIDTH, Machine, bits, floats, run
 
 from amd import arithmetic, atomics, banks, lines, machine, matrix, tables, vector
 from amd.assembly import Fault, parse_kernel
+from amd.machine import VCC
 from common.formulas.gpus import peak_tflops
 from common.formulas.occupancy import SIMDS, TARGETS
 
@@ -117,6 +118,7 @@ gfx1201 | v_cvt_f16_f32_e32 v0, v1               | 1.0                     | 0x7
 gfx950  | v_cvt_pk_bf16_f32 v0, v1, v2           | 1.00390625 1.01171875   | 0x3f823f80
 gfx950  | v_cvt_pk_bf16_f32 v0, v1, v2           | inf 3.4e38              | 0x7f807f80
 gfx950  | v_bitop3_b32 v0, v1, v2, v3 bitop3:0xca | 0xff00 0x1234 0xabcd    | 0x12cd
+gfx950  | v_bitop3_b16 v0, v1, v2, v3 bitop3:0xca | 0xff00 0x1234 0xabcd    | 0x777712cd
 gfx942  | v_fma_mix_f32 v0, v1, v2, v3 op_sel_hi:[1,0,0]             | 0x3c004000 3.0 1.0 | 7.0
 gfx942  | v_fma_mix_f32 v0, -v1, v2, v3 op_sel:[1,0,0] op_sel_hi:[1,0,0] | 0x3c004000 3.0 1.0 | -2.0
 gfx942  | v_fma_mix_f32 v0, v1, v2, neg(0) op_sel_hi:[1,0,0]         | 0x80008000 3.0 | 0x80000000
@@ -372,6 +374,39 @@ def test_integers_of_64_bits(code, given, result):
         v |= {2 + 2 * i: value & 0xFFFFFFFF, 3 + 2 * i: value >> 32}
     wave = run("gfx942", code, v)
     assert int(wave.v[0, 0]) | int(wave.v[1, 0]) << 32 == result
+
+
+CARRIES = {  # of the lower and of the upper half of 64 bits -> what they compute together
+    ("v_add_co_u32", "v_addc_co_u32"): lambda a, b: a + b,
+    ("v_sub_co_u32", "v_subb_co_u32"): lambda a, b: a - b,
+    ("v_subrev_co_u32", "v_subbrev_co_u32"): lambda a, b: b - a,
+    ("v_add_co_u32", "v_add_co_ci_u32"): lambda a, b: a + b,
+    ("v_sub_co_u32", "v_sub_co_ci_u32"): lambda a, b: a - b,
+    ("v_subrev_co_u32", "v_subrev_co_ci_u32"): lambda a, b: b - a,
+}
+
+
+@pytest.mark.parametrize("names", CARRIES, ids=" ".join)
+def test_carries_and_borrows(names):
+    """Lanes that are off have neither."""
+    target, vcc = ("gfx1100", "vcc_lo") if "_ci_" in names[1] else ("gfx942", "vcc")
+    width = WIDTH[target]
+    pairs = [(0x1FFFFFFFF, 1), (0xFFFFFFFFFFFFFFFF, 1), (0, 1), (5, 7), (7, 5), (1 << 32, 1), (3, 3), (0, 1)]
+    a, b = (np.resize(np.array(numbers, np.uint64), width) for numbers in zip(*pairs, strict=True))
+    v = {2: a & 0xFFFFFFFF, 3: a >> np.uint64(32), 4: b & 0xFFFFFFFF, 5: b >> np.uint64(32)}
+    code = f"{names[0]} v0, {vcc}, v2, v4\n{names[1]}_e32 v1, {vcc}, v3, v5, {vcc}"
+    wave = run(target, code, v, mask=0x7F)
+    exact = [CARRIES[names](*pair) for pair in pairs[:7]]
+    found = [int(low) | int(high) << 32 for low, high in zip(*wave.v[:2, :7].tolist(), strict=True)]
+    assert found == [value % (1 << 64) for value in exact]
+    assert wave.get_scalar(VCC, width // 32) == sum(1 << i for i, value in enumerate(exact) if value >> 64)
+
+
+@pytest.mark.parametrize("name", ["v_mad_i64_i32", "v_mad_co_i64_i32", "v_mad_u64_u32", "v_mad_co_u64_u32"])
+def test_products_of_32_bits_are_added_to_64(name):
+    wave = run("gfx942", f"{name} v[0:1], s[4:5], v2, v3, v[4:5]", {2: -3, 3: 5, 4: 0xFFFFFFFE, 5: 0xFFFFFFFF})
+    product = -15 if "i32" in name else 5 * (2**32 - 3)
+    assert int(wave.v[0, 0]) | int(wave.v[1, 0]) << 32 == (product - 2) % (1 << 64)
 
 
 def wide(*numbers):
@@ -761,6 +796,11 @@ def test_lanes_exchange():
     assert wave.v[6, 1:63].tolist() == [70 - i for i in range(1, 63)]
     wave = run("gfx1100", "v_permlanex16_b32 v0, v1, 0x76543210, 0xfedcba98 op_sel:[1,0]", {1: np.arange(32)})
     assert wave.v[0].tolist() == [i ^ 16 for i in range(32)]
+    wave = run("gfx1100", "v_permlane16_b32 v0, v1, 0x89abcdef, 0x01234567 op_sel:[1,0]", {1: np.arange(32)})
+    assert wave.v[0].tolist() == [i // 16 * 16 + 15 - i % 16 for i in range(32)]
+    wave = run("gfx1100", "v_swap_b32 v0, v1", {0: np.arange(32), 1: 7 + np.arange(32)}, mask=0xFF)
+    assert wave.v[0].tolist() == [7 + i if i < 8 else i for i in range(32)]
+    assert wave.v[1].tolist() == [i if i < 8 else 7 + i for i in range(32)]
     wave = run("gfx1100", "v_permlanex16_b32 v0, v1, -1, -1 op_sel:[1,0]", {1: np.arange(32)})
     assert wave.v[0].tolist() == [31] * 16 + [15] * 16
     wave = run("gfx950", "v_permlane32_swap_b32_e32 v0, v1\nv_permlane16_swap_b32_e32 v2, v3", {
@@ -1082,8 +1122,11 @@ def test_one_scalar_instruction_of_64_bits(example):
 
 def test_every_instruction_has_an_example():
     text = pathlib.Path(__file__).read_text()
-    for table, word in ((tables.SCALAR, r"s_\w+"), (tables.VECTOR, r"v_\w+?(?=_e32|_e64|_dpp|_sdwa|\b)")):
-        assert sorted(table.keys() - set(re.findall(word, text))) == []
+    of_vectors = set(re.findall(r"v_\w+?(?=_e32|_e64|_dpp|_sdwa|\b)", text))
+    assert sorted(tables.SCALAR.keys() - set(re.findall(r"s_\w+", text))) == []
+    assert sorted(tables.VECTOR.keys() - of_vectors) == []
+    left = sorted(vector.SPECIAL.keys() - of_vectors)
+    assert all("fp8" in name for name in left)  # whose test puts their names together
 
 
 def test_scalar_floats_of_rdna4():
