@@ -11,7 +11,7 @@ import numpy as np
 
 from .arithmetic import flush
 from .assembly import Fault
-from .machine import DTYPES, SCALARS
+from .machine import DTYPES, SCALARS, lanes_of
 
 REGISTER = re.compile(r"([vsa])(?:(\d+)|\[(\d+):(\d+)\])")
 NUMBER = re.compile(r"-?(?:0x[0-9a-f]+|\d+(?:\.\d+)?)")
@@ -150,10 +150,10 @@ def reader(text, kind, kernel, part=None):
 
 
 def lanes_reader(text, wave_width):
-    """Return the reader of a mask of lanes as booleans, or of all bits of a constant."""
+    """Return the reader of a mask of lanes as booleans; the bits of a constant are one, too."""
     i = scalar_register(text)
     if i is None:
-        value = np.full(wave_width, int(constant(text, "i32")[0]) != 0)
+        value = lanes_of(int(constant(text, "i32")[0]) & (1 << wave_width) - 1, wave_width)
         return lambda wave: value
     return lambda wave: wave.get_lanes(i)
 

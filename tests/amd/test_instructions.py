@@ -315,7 +315,27 @@ def test_one_instruction(example):
 
 def test_accumulation_registers_hold_what_is_written():
     code = "v_accvgpr_write_b32 a0, v1\nv_accvgpr_mov_b32 a1, a0\nv_accvgpr_read_b32 v0, a1"
-    assert set(run("gfx942", code, {1: 0x12345678}).v[0].tolist()) == {0x12345678}
+    wave = run("gfx942", code, {1: 0x12345678, 255: 9})
+    assert {register: set(wave.v[register].tolist()) for register in (0, 255, 256, 257)} == {
+        0: {0x12345678}, 255: {9}, 256: {0x12345678}, 257: {0x12345678},
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(("mask", "lanes"), [("0", []), ("5", [0, 2]), ("-1", [*range(64)]), ("-2", [*range(1, 64)])])
+def test_a_constant_is_a_mask_of_lanes(mask, lanes):
+    wave = run("gfx942", f"v_cndmask_b32_e64 v0, v1, v2, {mask}", {1: 7, 2: 8})
+    assert wave.v[0].tolist() == [8 if i in lanes else 7 for i in range(64)]
+
+
+def test_dpp_moves_the_first_source_of_a_choice_and_of_a_comparison():
+    lanes = np.arange(32)
+    dpp = "row_mirror row_mask:0xf bank_mask:0xf"
+    code = f"v_cmp_lt_u32_e64_dpp s2, v1, v2 {dpp}\nv_cndmask_b32_dpp v0, v1, v2, vcc_lo {dpp}"
+    wave = run("gfx1100", code, {1: lanes, 2: 100 + lanes % 2 - 95 * (lanes == 3)}, {VCC: 0xF0F0F0F0})
+    mirrored = [i // 16 * 16 + 15 - i % 16 for i in lanes]
+    v2 = wave.v[2].tolist()
+    assert wave.s[2] == sum(1 << i for i in range(32) if mirrored[i] < v2[i]) == 0xFFFFFFF7
+    assert wave.v[0].tolist() == [v2[i] if i % 8 > 3 else mirrored[i] for i in range(32)]
 
 
 def test_upper_halves_are_compared_and_chosen():
@@ -1764,6 +1784,7 @@ def test_scalar_loads_of_a_part(name, result):
         "v_mov_b32_dpp v0, v1 wave_shl:1 row_mask:0xf bank_mask:0xf", "v_add_f32_e64 v0, v1, v2 mul:2",
         "v_mfma_f32_4x4x1_16b_f32 a[0:3], v0, v1, a[0:3]", "v_mul_lo_u32 v0, v1, v2 clamp", "v_add_u32_e32 v0, v1",
         "v_mov_b32_e32 v0, s[0:1:2]", "buffer_load_dword v0, v1, s[0:3], 0 idxen", "s_trap 2", "s_barrier_signal 3",
+        "v_cvt_scalef32_pk_fp8_f32 v0, v1, v2, 2.0",
         "s_andn1_saveexec_b64 s[0:1], s[2:3]",
         "s_setreg_imm32_b32 hwreg(HW_REG_MODE, 2, 2), 3", "s_setreg_imm32_b32 hwreg(HW_REG_MODE, 4, 2), 1",
         "s_setreg_imm32_b32 hwreg(HW_REG_MODE, 0, 4), 0", "s_denorm_mode 3", "s_round_mode 1",
