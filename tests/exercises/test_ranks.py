@@ -301,6 +301,12 @@ def test_a_loop_that_catches_everything_is_ended_all_the_same(run, clean, monkey
         run(body)
 
 
+def test_neighbours_in_memory_do_not_overlap():
+    x = torch.zeros(4)
+    for a, b, shares in ((x[:2], x[2:], False), (x[:3], x[2:], True), (x[1:2], x, True), (x[:1], x[3:], False)):
+        assert one_rank.overlap(a, b) is one_rank.overlap(b, a) is shares
+
+
 @FORKS
 def test_a_loop_of_too_many_calls_is_ended(run, clean, monkeypatch):
     monkeypatch.setattr(one_rank, "MOST_CALLS", 5)
