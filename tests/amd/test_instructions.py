@@ -2,6 +2,7 @@
 
 import pathlib
 import re
+import struct
 from fractions import Fraction
 from types import SimpleNamespace
 from unittest import mock
@@ -13,7 +14,7 @@ from isa import WIDTH, Machine, bits, floats, run
 
 from amd import arithmetic, atomics, banks, lines, machine, matrix, tables, vector
 from amd.assembly import Fault, parse_kernel
-from amd.machine import VCC
+from amd.machine import TTMP, VCC
 from common.formulas.gpus import peak_tflops
 from common.formulas.occupancy import SIMDS, TARGETS
 
@@ -1828,6 +1829,38 @@ def test_all_that_is_not_known_is_named_at_once():
 def test_bits_of_scalars(code, s, result):
     for spelling in spellings(code):
         assert run("gfx942", spelling, s=s).s[0] == result
+
+
+@pytest.mark.parametrize(
+    ("target", "enabled", "wanted"),
+    [
+        ("gfx942", (True, True, True), {4: 3, 5: 5, 6: 7}),
+        ("gfx1100", (True, False, True), {4: 3, 5: 7}),
+        ("gfx1201", (True, True, True), {TTMP + 9: 3, TTMP + 7: 5 | 7 << 16}),
+    ],
+)
+def test_a_wave_starts_with_its_arguments_and_numbers(target, enabled, wanted):
+    """Of the second wave of workgroup 3, 5, 7: where the arguments lie, the workgroup, and the lanes."""
+    given = {"workgroup_ids": enabled, "user_sgprs": 4, "kernarg_sgpr": 2}
+    program = Machine(target, "s_nop 0", waves=2, **given).program
+    wave = Machine(target, "s_nop 0", waves=2, **given).waves[1]
+    program.start(wave, (3, 5, 7), 0x123456789A, np.random.default_rng(0))
+    assert {register: wave.s.item(register) for register in wanted} == wanted
+    assert wave.get_scalar(2, 2) == 0x123456789A
+    assert wave.v[0].tolist() == list(range(wave.width, 2 * wave.width))
+    assert target != "gfx1201" or wave.s.item(TTMP + 8) >> 25 & 31 == 1
+
+
+def test_hidden_arguments_are_those_of_the_launch():
+    hidden = ["block_count_x", "block_count_y", "block_count_z", "dynamic_lds_size", "group_size_x", "group_size_y"]
+    hidden += ["group_size_z", "grid_dims", "none"]
+    places = [(8, 4), (12, 4), (16, 4), (20, 4), (24, 2), (26, 2), (28, 2), (30, 2), (32, 8)]
+    arguments = [(0, 8, "global_buffer"), *((*at, f"hidden_{name}") for at, name in zip(places, hidden, strict=True))]
+    program = Machine("gfx942", "s_nop 0", arguments=tuple(arguments), kernarg_size=40).program
+    found = program.arguments([(77).to_bytes(8, "little")], (4, 5, 6), warps=2, dynamic_lds=96).tobytes()
+    assert struct.unpack("<Q4I4HQ", found[:40]) == (77, 4, 5, 6, 96, 128, 1, 1, 3, 0)
+    with pytest.raises(Fault, match="an argument has 4 bytes, the kernel expects 8"):
+        program.arguments([bytes(4)], (1, 1, 1), 1, 0)
 
 
 def test_registers_start_as_noise():
