@@ -710,6 +710,16 @@ def test_the_time_is_the_gpus_even_where_the_host_needs_longer_for_the_call(monk
     assert not timer.host_bound
 
 
+@pytest.mark.parametrize(("late", "flushes"), [(5, [4]), (6, [4, 8, 16, 32, 64, 128, 256])])
+def test_the_gpu_may_begin_a_quarter_of_the_calls_before_the_host_is_through(late, flushes, monkeypatch):
+    """More, and it gets more to flush, up to the most."""
+    timer = timer_on(Clock(), monkeypatch, flush=1)
+    asked = []
+    monkeypatch.setattr(timer, "time_calls", lambda call, number: (asked.append(number) or [], late))
+    timer.milliseconds(lambda: None)
+    assert asked == flushes and timer.host_bound == (late > 5)
+
+
 def test_a_call_in_which_the_gpu_waits_for_the_host_is_known(monkeypatch):
     """Such as one that asks the GPU for a value."""
     clock = Clock()
