@@ -1645,6 +1645,47 @@ def test_one_atomic(example):
     assert set(memory.tolist()) == {int(bits(number(expected)))}
 
 
+# instruction | what lies in LDS, and the data | what lies there then
+LDS_ATOMICS = """
+ds_add_u32     | 5 3          | 8
+ds_sub_u32     | 5 3          | 2
+ds_rsub_u32    | 5 3          | -2
+ds_and_b32     | 0xf5 0x3c    | 0x34
+ds_or_b32      | 0xf1 0x0e    | 0xff
+ds_xor_b32     | 0xf1 0x0f    | 0xfe
+ds_min_i32     | 5 -3         | -3
+ds_min_u32     | 5 -3         | 5
+ds_max_i32     | 5 -3         | 5
+ds_max_u32     | 5 -3         | -3
+ds_inc_u32     | 3 3          | 0
+ds_inc_u32     | 2 3          | 3
+ds_dec_u32     | 0 3          | 3
+ds_dec_u32     | 3 3          | 2
+ds_add_f32     | 0.5 0.25     | 0.75
+ds_min_f32     | 0.5 0.25     | 0.25
+ds_max_num_f32 | 0.5 0.25     | 0.5
+ds_pk_add_f16  | 0x3c004000 0x40003c00 | 0x42004200
+ds_wrxchg_b32  | 5 3          | 3
+ds_storexchg_b32 | 5 3        | 3
+"""
+
+
+@pytest.mark.parametrize("example", LDS_ATOMICS.strip().splitlines(), ids=lambda line: " ".join(line.split()))
+def test_one_atomic_of_lds(example):
+    """With _rtn it returns what was there, without it nothing; an exchange always returns."""
+    name, given, expected = (cell.strip() for cell in example.split(" | "))
+    before, data = map(number, given.split())
+    operation, _, kind = name.rpartition("_")
+    codes = {f"{operation}_rtn_{kind} v5, v1, v3": before}
+    if "xchg" not in name:
+        codes[f"{name} v1, v3"] = 9
+    for code, returned in codes.items():
+        code = f"ds_write_b32 v1, v2\n{code} offset:0\nds_read_b32 v4, v1"
+        wave = run("gfx942", code, {1: 4 * np.arange(64), 2: before, 3: data, 5: 9})
+        assert set(wave.v[4].tolist()) == {int(bits(number(expected)))}
+        assert set(wave.v[5].tolist()) == {int(bits(returned))}
+
+
 RETURNING = {
     "gfx90a": "global_atomic_add v5, v4, v2, s[2:3] glc",
     "gfx942": "global_atomic_add v5, v4, v2, s[2:3] sc0",
@@ -1785,7 +1826,7 @@ def test_scalar_loads_of_a_part(name, result):
         "v_mov_b32_dpp v0, v1 wave_shl:1 row_mask:0xf bank_mask:0xf", "v_add_f32_e64 v0, v1, v2 mul:2",
         "v_mfma_f32_4x4x1_16b_f32 a[0:3], v0, v1, a[0:3]", "v_mul_lo_u32 v0, v1, v2 clamp", "v_add_u32_e32 v0, v1",
         "v_mov_b32_e32 v0, s[0:1:2]", "buffer_load_dword v0, v1, s[0:3], 0 idxen", "s_trap 2", "s_barrier_signal 3",
-        "v_cvt_scalef32_pk_fp8_f32 v0, v1, v2, 2.0",
+        "v_cvt_scalef32_pk_fp8_f32 v0, v1, v2, 2.0", "ds_add_u32 v1, v2 offset1:2",
         "s_andn1_saveexec_b64 s[0:1], s[2:3]",
         "s_setreg_imm32_b32 hwreg(HW_REG_MODE, 2, 2), 3", "s_setreg_imm32_b32 hwreg(HW_REG_MODE, 4, 2), 1",
         "s_setreg_imm32_b32 hwreg(HW_REG_MODE, 0, 4), 0", "s_denorm_mode 3", "s_round_mode 1",
