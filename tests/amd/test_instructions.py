@@ -1473,6 +1473,9 @@ def test_a_transpose_has_bank_conflicts_that_padding_removes(target, load_cycles
 
 # target | instruction | address of lane i | cycles, cycles without conflicts
 BANKS = """
+gfx1100 | ds_load_b96 v[2:4], v1             | 12 * i                                      | 4 4
+gfx1100 | ds_load_b96 v[2:4], v1             | 128 * i                                     | 32 4
+gfx942  | ds_read_b96 v[2:4], v1             | 12 * i                                      | 8 8
 gfx942  | ds_read_b32 v2, v1                 | 0 * i                                       | 2 2
 gfx942  | ds_read_u16 v2, v1                 | 2 * i                                       | 2 2
 gfx942  | ds_read_b64 v[2:3], v1             | 8 * i                                       | 4 4
