@@ -5,6 +5,7 @@ last bit may differ; denormal inputs and results of these are zero, as in hardwa
 """
 
 import dataclasses
+import functools
 from fractions import Fraction
 
 import numpy as np
@@ -58,6 +59,12 @@ def dot2_bfloat16(a, b, c):
     pairs = [(bfloat16(x & U32(0xFFFF)).astype(F64), bfloat16(x >> U32(16)).astype(F64)) for x in (a, b)]
     (a_low, a_high), (b_low, b_high) = pairs
     return (a_low * b_low + a_high * b_high + c).astype(F32)
+
+
+def dot4(a, b, c, kind_a=np.int8, kind_b=np.int8):
+    """Return the dot product of two groups of four bytes plus c, which wraps around at 32 bits."""
+    x, y = (np.ascontiguousarray(n)[:, None].view(kind) for n, kind in ((a, kind_a), (b, kind_b)))
+    return ((x.astype(I64) * y).sum(-1) + c).astype(c.dtype)
 
 
 def count_bits(x):
@@ -167,37 +174,66 @@ def half_bits_towards_zero(x):
     return np.where(np.abs(rounded.astype(F32)) > np.abs(x), below, rounded).view(np.uint16).astype(U32)
 
 
-def fp8_numbers(bias):
-    """Return the numbers of e4m3 from zero on, by their code; NaN, 127 in OCP's e4m3 (bias 7), is left out."""
-    codes = np.arange(127 if bias == 7 else 128)
-    exponents = np.maximum(codes >> 3, 1) - bias
-    return np.ldexp(np.where(codes < 8, codes, 8 + codes % 8) / 8, exponents)
+@dataclasses.dataclass(frozen=True)
+class Fp8:
+    """Describe a format of 8 bits: a sign, an exponent and a fraction."""
+
+    fraction_bits: int
+    bias: int
+    finite: int  # codes from zero on, without the sign
+    nan: int
+
+    @functools.cached_property
+    def numbers(self):
+        """Return the numbers from zero on, by their code."""
+        codes = np.arange(self.finite)
+        one = 1 << self.fraction_bits
+        exponents = np.maximum(codes // one, 1) - self.bias
+        return np.ldexp(np.where(codes < one, codes, one + codes % one) / one, exponents)
+
+    @functools.cached_property
+    def values(self):
+        """Return the value of each of the 256 codes as float32."""
+        rest = np.full(128 - self.finite, np.nan)
+        if self.finite < self.nan < 0x80:  # infinity lies between them
+            rest[0] = np.inf
+        found = np.concatenate([self.numbers, rest, -self.numbers, -rest]).astype(F32)
+        found[self.nan] = np.nan
+        return found
 
 
-FP8_NUMBERS = {bias: fp8_numbers(bias) for bias in (7, 8)}
-FP8_NAN = {7: 0x7F, 8: 0x80}
+# OCP's formats. Those of gfx942 have no infinity, and a single NaN in the place of -0.
+E4M3 = Fp8(3, 7, 127, 0x7F)
+E5M2 = Fp8(2, 15, 124, 0x7F)
+E4M3_FNUZ = Fp8(3, 8, 128, 0x80)
+E5M2_FNUZ = Fp8(2, 16, 128, 0x80)
 
 
-def fp8_bits(x, bias):
-    """Return the codes of float32 x rounded to e4m3, ties to even, and where x is beyond its largest number."""
-    numbers = FP8_NUMBERS[bias]
+def fp8_format(name, target):
+    """Return the format that AMD's instructions call fp8 or bf8 on a target."""
+    if target == "gfx942":
+        return {"fp8": E4M3_FNUZ, "bf8": E5M2_FNUZ}[name]
+    return {"fp8": E4M3, "bf8": E5M2}[name]
+
+
+def fp8_bits(x, form):
+    """Return the codes of float32 x rounded to a format, ties to even, and where x is beyond its largest number."""
+    numbers = form.numbers
     size = np.abs(x).astype(F64)
     upper = np.minimum(np.searchsorted(numbers, size), len(numbers) - 1)
     lower = np.maximum(upper - 1, 0)
     middle = (numbers[lower] + numbers[upper]) / 2
     is_lower = (size < middle) | (size == middle) & (lower % 2 == 0)
     code = np.where(is_lower, lower, upper)
-    negative = np.signbit(x) & ((code > 0) | (bias == 7))  # with bias 8 there is no negative zero
+    has_negative_zero = form.nan != 0x80
+    negative = np.signbit(x) & ((code > 0) | has_negative_zero)
     largest = numbers[-1] + (numbers[-1] - numbers[-2]) / 2
-    return np.where(np.isnan(x), FP8_NAN[bias], code | negative << 7).astype(U32), size > largest
+    return np.where(np.isnan(x), form.nan, code | negative << 7).astype(U32), size > largest
 
 
-def fp8_values(codes, bias):
-    """Return e4m3 as float32."""
-    numbers = np.append(FP8_NUMBERS[bias], [np.nan] if bias == 7 else []).astype(F32)
-    numbers = np.concatenate([numbers, -numbers])
-    numbers[FP8_NAN[bias]] = np.nan
-    return numbers[codes]
+def fp8_values(codes, form):
+    """Return numbers of 8 bits as float32."""
+    return form.values[codes]
 
 
 def pack(low, high):

@@ -37,6 +37,9 @@ class Instruction:
         return f"{self.text}  ({self.place})" if self.place else self.text
 
 
+FP16_OVFL = re.compile(r"hwreg\(HW_REG_(?:WAVE_)?MODE, 23, 1\), 1")
+
+
 @dataclasses.dataclass(frozen=True)
 class Kernel:
     """The code of one kernel, and what its metadata says about a launch."""
@@ -62,6 +65,11 @@ class Kernel:
     def may_flush(self):
         """Tell whether denormal float32 is zero for some instruction."""
         return self.flushes or any(half.name in SETS_MODE for pair in self.code for half in pair)
+
+    @functools.cached_property
+    def limits_half(self):
+        """Tell whether the kernel sets the mode FP16_OVFL: float16 that overflows is the largest number."""
+        return any(FP16_OVFL.search(half.text) for pair in self.code for half in pair)
 
 
 def split_outside_brackets(text, separator):

@@ -237,6 +237,7 @@ class Wave:
             array.view(np.uint8).reshape(-1)[:] = np.frombuffer(noise.bytes(array.nbytes), np.uint8)
         self.pc = 0
         self.flushes = self.starts_flushing  # denormal float32
+        self.limits = False  # float16 and fp8 that overflow become the largest number (FP16_OVFL)
         self.scc = int(noise.integers(2))
         self.barriers_reached = self.barriers_passed = 0
         self.ended = False

@@ -1,27 +1,35 @@
 """Translate matrix instructions: MFMA (CDNA) and WMMA (RDNA). D = A · B + C, a few elements of each in every lane.
 
 Which lane holds which element is what the documents give as tables, and AMD's "Matrix Instruction Calculator". Elements
-of 16 or 8 bits lie one after another in a lane's registers. Sums are taken in float64 and rounded once, while hardware
-rounds on its way, in an order that is not documented.
+of 16 or 8 bits lie one after another in a lane's registers. Sums of floats are taken in float64 and rounded once, while
+hardware rounds on its way, in an order that is not documented. Sums of integers are exact, and wrap around at 32 bits.
 """
 
 import re
 
 import numpy as np
 
-from .arithmetic import SMALLEST_NORMAL
+from .arithmetic import SMALLEST_NORMAL, bfloat16, fp8_format, fp8_values
 from .assembly import Fault
-from .operands import constant, register_count, vector_register
+from .operands import DTYPES, constant, flags, register_count, vector_register
 
-MFMA = re.compile(r"v_mfma_f32_(\d+)x\d+x(\d+)_?(f32|xf32|f16|bf16)(_1k)?$")
-WMMA = re.compile(r"v_wmma_f32_16x16x16_(f16|bf16)$")
+FP8_PAIR = "(?:fp8|bf8)_(?:fp8|bf8)"
+MFMA = re.compile(rf"v_mfma_[fi]32_(\d+)x\d+x(\d+)_?(f32|xf32|f16|bf16|i8|f8f6f4|{FP8_PAIR})(_1k)?$")
+WMMA = re.compile(rf"v_wmma_[fi]32_16x16x16_(f16|bf16|iu8|{FP8_PAIR})$")
+BYTES = {"f32": 4, "xf32": 4, "f16": 2, "bf16": 2, "i8": 1, "u8": 1, "fp8": 1, "bf8": 1}
+# The modifiers cbsz and blgp of f8f6f4 -> format of A and of B. Others have 6 or 4 bits.
+F8F6F4 = {"0": "fp8", "1": "bf8"}
 
 
-def elements(registers, kind):
+def elements(registers, kind, target):
     """Return float64 [lane, element] of registers [register, lane]."""
     by_lane = np.ascontiguousarray(registers.T)
+    if kind in ("i8", "u8"):
+        return by_lane.view(np.int8 if kind == "i8" else np.uint8).astype(np.float64)
+    if kind in ("fp8", "bf8"):
+        return fp8_values(by_lane.view(np.uint8), fp8_format(kind, target)).astype(np.float64)
     if kind == "bf16":
-        return (by_lane.view(np.uint16).astype(np.uint32) << np.uint32(16)).view(np.float32).astype(np.float64)
+        return bfloat16(by_lane.view(np.uint16)).astype(np.float64)
     if kind == "f16":
         return by_lane.view(np.float16).astype(np.float64)
     if kind == "xf32":  # float32 without its last 13 bits
@@ -51,11 +59,11 @@ def mfma_layout(size, depth):
     return rows, k, d_rows, np.broadcast_to(lane % size, d_rows.shape)
 
 
-def wmma_layout(target):
-    """Return the same for the WMMA of a target with waves of 32 lanes.
+def wmma_layout(target, size=2):
+    """Return the same for the WMMA of a target with waves of 32 lanes; size: bytes of an element.
 
     RDNA 3: lanes 16 to 31 hold the rows of lanes 0 to 15 again. RDNA 4: each half of the lanes holds two runs of four
-    of k.
+    of k, or one run of eight if an element has a byte.
     """
     lane = np.arange(32)
     register = np.arange(8)[:, None]
@@ -66,20 +74,40 @@ def wmma_layout(target):
     else:
         each = 8
         element = np.arange(each)
-        k = element // 4 * 8 + lane[:, None] // 16 * 4 + element % 4
+        run = 4 if size == 2 else 8
+        k = element // run * 2 * run + lane[:, None] // 16 * run + element % run
         d_rows = register + 8 * (lane // 16)
     rows = np.repeat(lane % 16, each).reshape(32, each)
     return rows, k, d_rows, np.broadcast_to(lane % 16, d_rows.shape)
 
 
+def kinds_of(name, modifiers):
+    """Return the kinds of A and B; name: the last part of an instruction's name."""
+    if name == "f8f6f4":
+        formats = [modifiers.get(modifier, "0") for modifier in ("cbsz", "blgp")]
+        if not set(formats) <= set(F8F6F4):
+            raise Fault("numbers of 6 or 4 bits")
+        return [F8F6F4[form] for form in formats]
+    if name == "iu8":  # neg_lo says whether A and B are signed
+        signed = flags(modifiers, "neg_lo", 3, 0)
+        if signed[2]:
+            raise Fault("a negative C")
+        return ["i8" if sign else "u8" for sign in signed[:2]]
+    return name.split("_") if "_" in name else [name, name]
+
+
 def shape_of(instruction, kernel):
-    """Return size, depth, kind and layout of a matrix instruction, or raise Fault if it is not known."""
+    """Return size, depth, the last part of the name and layout of a matrix instruction, or raise Fault.
+
+    The last part is f16, i8, fp8_bf8 and so on.
+    """
     if found := MFMA.match(instruction.name):
         size = int(found[1])
         depth = int(found[2])
         return size, depth, found[3], mfma_layout(size, depth)
     if found := WMMA.match(instruction.name):
-        return 16, 16, found[1], wmma_layout(kernel.target)
+        is_byte = found[1] not in ("f16", "bf16")
+        return 16, 16, found[1], wmma_layout(kernel.target, 1 if is_byte else 2)
     raise Fault("unknown matrix instruction")
 
 
@@ -90,28 +118,41 @@ def cycles_of(instruction, kernel):
     """
     size, _, kind, _ = shape_of(instruction, kernel)
     if WMMA.match(instruction.name):
-        return 32 if kernel.target.startswith("gfx11") else 16
+        if kernel.target.startswith("gfx11"):
+            return 32
+        return 16 if kind in ("f16", "bf16") else 8
+    if kind == "f8f6f4":
+        return 2 * size
     is_fast = kernel.target != "gfx90a" and kind != "f32"
     return size if is_fast else 2 * size
 
 
+def modifiers_of(kind):
+    """Return the modifiers that a matrix instruction may have."""
+    return {"f8f6f4": {"cbsz", "blgp"}, "iu8": {"neg_lo", "clamp"}}.get(kind, set())
+
+
 def translate(instruction, kernel):
     """Return (compute, put) of a matrix instruction, or raise Fault if it is not known."""
-    size, depth, kind, layout = shape_of(instruction, kernel)
-    if instruction.modifiers:
-        raise Fault(f"unknown modifier {', '.join(instruction.modifiers)}")
+    size, depth, name, layout = shape_of(instruction, kernel)
+    unknown = set(instruction.modifiers) - modifiers_of(name)
+    if unknown:
+        raise Fault(f"unknown modifier {', '.join(sorted(unknown))}")
+    kind_a, kind_b = kinds_of(name, instruction.modifiers)
     destination, a, b, c = instruction.operands
     first, a_first, b_first, c_first = (vector_register(text, kernel) for text in instruction.operands)
     rows, k, d_rows, d_columns = layout
     counts = [register_count(text) for text in (destination, a, b)]
-    per_register = 1 if kind.endswith("f32") else 2
-    sources = rows.shape[1] // per_register  # registers of A, and of B
+    sources = rows.shape[1] * BYTES[kind_a] // 4  # registers of A, and of B
     if counts != [len(d_rows), sources, sources]:
         raise Fault(f"operands of {counts} registers")
-    start = constant(c, "f32") if c_first is None else None
+    is_integer = kind_a in ("i8", "u8")
+    result = "i32" if is_integer else "f32"
+    start = constant(c, result) if c_first is None else None
     is_wmma = instruction.name.startswith("v_wmma")
     repeats = is_wmma and rows.shape[1] == 16
-    flushes = kernel.target == "gfx90a" and kind in ("f16", "bf16")  # CDNA 2 alone
+    flushes = kernel.target == "gfx90a" and kind_a in ("f16", "bf16")  # CDNA 2 alone
+    clamps = "clamp" in instruction.modifiers
 
     def compute(wave):
         if is_wmma and wave.exec != wave.whole:
@@ -120,23 +161,27 @@ def translate(instruction, kernel):
         y = wave.v[b_first : b_first + sources]
         if repeats and ((x[:, :16] != x[:, 16:]).any() or (y[:, :16] != y[:, 16:]).any()):
             raise Fault("WMMA whose lanes 16 to 31 do not repeat lanes 0 to 15")
-        x = elements(x, kind)
-        y = elements(y, kind)
+        x = elements(x, kind_a, kernel.target)
+        y = elements(y, kind_b, kernel.target)
         if flushes:
-            x = without_denormals(x, kind)
-            y = without_denormals(y, kind)
+            x = without_denormals(x, kind_a)
+            y = without_denormals(y, kind_b)
         matrix_a = np.empty((size, depth))
         matrix_b = np.empty((depth, size))
         matrix_a[rows, k] = x
         matrix_b[k, rows] = y
-        added = start if c_first is None else wave.v[c_first : c_first + len(d_rows)].view(np.float32)
-        product = (matrix_a @ matrix_b)[d_rows, d_columns]  # [register, lane]
-        total = (product + added).astype(np.float32)
+        added = start if c_first is None else wave.v[c_first : c_first + len(d_rows)].view(DTYPES[result])
+        total = (matrix_a @ matrix_b)[d_rows, d_columns] + added  # [register, lane]
+        if is_integer:  # float64 holds it exactly
+            if clamps:
+                total = np.clip(total, -(2.0**31), 2.0**31 - 1)
+            return total.astype(np.int64).astype(np.uint32)
+        total = total.astype(np.float32)
         if flushes:
-            return np.where(np.abs(total) < SMALLEST_NORMAL, np.float32(0), total)
-        return total
+            total = np.where(np.abs(total) < SMALLEST_NORMAL, np.float32(0), total)
+        return total.view(np.uint32)
 
     def put(wave, total):  # in all lanes: MFMA ignores EXEC
-        wave.v[first : first + len(total)] = total.view(np.uint32)
+        wave.v[first : first + len(total)] = total
 
     return compute, put

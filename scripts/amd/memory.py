@@ -141,10 +141,13 @@ def exchange(instruction, kernel):
 
 
 def transposed_read(instruction, kernel):
-    """Translate ds_read_b64_tr_b16 (CDNA 4): 16 lanes read a matrix of 16 x 4 halves, and each gets a column of it.
+    """Translate ds_read_b64_tr_b16 and _b8 (CDNA 4): 16 lanes read a matrix, and each gets a column of it.
 
-    Lane i reads 8 bytes. Of the 64 halves that 16 lanes read, as 4 rows of 16, lane i gets column i.
+    Each lane reads 8 bytes. Of the 64 halves (or 128 bytes) that 16 lanes read, as 4 (or 8) rows of 16, lane i gets
+    column i.
     """
+    dtype = np.uint8 if instruction.name.endswith("b8") else np.uint16
+    each = 8 // np.dtype(dtype).itemsize
     destination, address = (vector_register(text, kernel) for text in instruction.operands)
     offset = int(instruction.modifiers.get("offset", "0"), 0)
     counted = (instruction.place, instruction.text)
@@ -155,8 +158,8 @@ def transposed_read(instruction, kernel):
         at = wave.v[address].astype(np.int64) + offset
         wave.lds.banks.add(counted, wave, at, 8, load=True)
         data = wave.lds.load(wave, at, 8)
-        rows = data.view(np.uint16).reshape(kernel.width // 16, 4, 16)  # [group of 16 lanes, row, column]
-        columns = np.ascontiguousarray(rows.transpose(0, 2, 1)).reshape(kernel.width, 4)
+        rows = data.view(dtype).reshape(kernel.width // 16, each, 16)  # [group of 16 lanes, row, column]
+        columns = np.ascontiguousarray(rows.transpose(0, 2, 1)).reshape(kernel.width, each)
         wave.v[destination : destination + 2] = columns.view(np.uint32).T
 
     return run
@@ -342,7 +345,7 @@ def translate(instruction, kernel):
         return lambda wave: None
     if name in ("ds_bpermute_b32", "ds_permute_b32", "ds_swizzle_b32"):
         return exchange(instruction, kernel)
-    if name == "ds_read_b64_tr_b16":
+    if name in ("ds_read_b64_tr_b16", "ds_read_b64_tr_b8"):
         return transposed_read(instruction, kernel)
     if found := LDS_NAME.match(name):
         word, pair, stride, kind, half = found.groups()

@@ -84,6 +84,14 @@ def without_signs(text):
     return (bare[1] or bare[2] if bare else text), bare is not None, negative
 
 
+def flags(modifiers, name, count, default):
+    """Return the numbers of op_sel:[0,1] or its kin."""
+    if name not in modifiers:
+        return [default for _ in range(count)]
+    found = [int(x) for x in modifiers[name].strip("[]").split(",")]
+    return found + [default for _ in range(count - len(found))]
+
+
 def plain_reader(text, kind, kernel):
     """Return the reader of a register or a constant as it is; 16-bit kinds read the lower half."""
     dtype = DTYPES[kind]

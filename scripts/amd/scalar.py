@@ -227,8 +227,8 @@ def set_denormals(mode):
 def set_mode(instruction, kernel):
     """Translate a change of the modes of floats that kernels make: denormal float32, and FP16_OVFL.
 
-    With FP16_OVFL, float16 and fp8 that overflow become the largest number, not infinity or NaN. It is not modelled:
-    instructions that compute float16 are refused then, and fp8 that overflows.
+    With FP16_OVFL, float16 and fp8 that overflow become the largest number, not infinity or NaN. Of float16 it is not
+    modelled: one that becomes infinite is refused then (vector.without_overflow).
     """
     found = MODE.fullmatch(instruction.operands[0])
     which = found.groups() if found else None
@@ -237,12 +237,15 @@ def set_mode(instruction, kernel):
         return set_denormals(value)
     if which == ROUND and value == NEAREST:  # as when the kernel started
         return lambda wave: None
-    if which != FP16_OVFL:
+    if which != FP16_OVFL or value not in (0, 1):
         raise Fault("unknown mode")
-    names = {half.name for pair in kernel.code for half in pair} - {"v_cvt_f32_f16"}
-    if any(re.search(r"_f16(_|$)", name) for name in names):
-        raise Fault("the mode FP16_OVFL with float16")
-    return lambda wave: None
+    if any(half.name.startswith("v_cvt_pk_f16_f32") for pair in kernel.code for half in pair):
+        raise Fault("the mode FP16_OVFL with v_cvt_pk_f16_f32")
+
+    def run(wave):
+        wave.limits = value == 1
+
+    return run
 
 
 def set_denorm_mode(instruction):

@@ -15,6 +15,7 @@ from .operands import (
     BITS,
     DTYPES,
     change_sign,
+    flags,
     lanes_reader,
     lanes_writer,
     reader,
@@ -40,14 +41,6 @@ MODIFIERS = {
 MODIFIERS["e64_dpp"] = MODIFIERS["dpp"] | MODIFIERS["e64"]
 
 # ---------------------------------------------------------------- modifiers
-
-
-def flags(modifiers, name, count, default):
-    """Return the numbers of op_sel:[0,1] or its kin."""
-    if name not in modifiers:
-        return [default for _ in range(count)]
-    found = [int(x) for x in modifiers[name].strip("[]").split(",")]
-    return found + [default for _ in range(count - len(found))]
 
 
 def moved_lanes(modifiers, width):
@@ -176,6 +169,30 @@ def check_clamp(name, modifiers, kind):
         raise Fault("clamp of an instruction that has none")
 
 
+def without_overflow(compute, readers, kind, kernel):
+    """Return compute, which raises UnsupportedError where the mode FP16_OVFL would change a float16 result.
+
+    An infinity that comes from an infinite source stays one.
+    """
+    if kind != "f16" or not kernel.limits_half:
+        return compute
+
+    def checked(wave):
+        value = compute(wave)
+        if not wave.limits:
+            return value
+        infinite = np.isinf(value) & wave.active
+        for read in readers:
+            source = read(wave)
+            if source.dtype.kind == "f":
+                infinite = infinite & ~np.isinf(source)
+        if infinite.any():
+            raise UnsupportedError("float16 becomes infinite in the mode FP16_OVFL, which is not modelled")
+        return value
+
+    return checked
+
+
 # ---------------------------------------------------------------- regular instructions
 
 
@@ -211,7 +228,8 @@ def regular(instruction, kernel):
         readers[0] = dpp.move(readers[0])
         put = dpp.limit(put)
     check_clamp(name, modifiers, result)
-    return applied(function, readers, "clamp" in modifiers, result), put
+    compute = applied(function, readers, "clamp" in modifiers, result)
+    return without_overflow(compute, readers, result, kernel), put
 
 
 def applied(function, readers, clamped=False, kind="f32"):
@@ -339,7 +357,7 @@ def packed(instruction, kernel):
             halves = flags(modifiers, select, count, default)
             signs = flags(modifiers, negate, count, 0)
             readers = [half_reader(t, kind, kernel, h, n) for t, h, n in zip(texts, halves, signs, strict=True)]
-            return applied(function, readers, "clamp" in modifiers, kind)
+            return without_overflow(applied(function, readers, "clamp" in modifiers, kind), readers, kind, kernel)
 
         low = half("op_sel", 0, "neg_lo")
         high = half("op_sel_hi", 1, "neg_hi")
@@ -389,15 +407,13 @@ def mixed(instruction, kernel):
         total = (a.astype(np.float64) * b + c).astype(np.float16)
         return clamp(total) if "clamp" in instruction.modifiers else total
 
-    return compute_half, put
+    return without_overflow(compute_half, readers, "f16", kernel), put
 
 
 # ---------------------------------------------------------------- fp8
 
 
-def fp8_bias(kernel):
-    """Return the bias of a target's e4m3: gfx942 has one of its own, the others have OCP's."""
-    return 8 if kernel.target == "gfx942" else 7
+CONVERSION = re.compile(r"v_cvt_(?:scalef32_)?pk_(f32|f16|bf16|fp8|bf8)_(f32|f16|bf16|fp8|bf8)$")
 
 
 def check_scale(texts):
@@ -405,20 +421,36 @@ def check_scale(texts):
         raise Fault("a scale other than 1.0")
 
 
+def float_pair(texts, kind, kernel):
+    """Return the readers of two numbers as float32: of two sources, or of the halves of one."""
+    if kind == "f32":
+        return [reader(text, "f32", kernel) for text in texts]
+    (text,) = texts
+    parts = [reader(text, "f16" if kind == "f16" else "u16", kernel, (first, 16, False)) for first in (0, 16)]
+    if kind == "f16":
+        return [widened(part) for part in parts]
+    return [lambda wave, part=part: arithmetic.bfloat16(part(wave)) for part in parts]
+
+
 def to_fp8(instruction, kernel):
-    """Translate v_cvt_pk_fp8_f32 and its kin with a scale: two numbers into half a register."""
-    destination, a, b, *scale = instruction.operands
-    check_scale(scale)
-    readers = [reader(text, "f32", kernel) for text in (a, b)]
+    """Translate v_cvt_pk_fp8_f32 and its kin, some with a scale: two numbers into half a register."""
+    to, kind = CONVERSION.match(instruction.name).groups()
+    destination, *texts = instruction.operands
+    count = 2 if kind == "f32" else 1
+    check_scale(texts[count:])
+    readers = float_pair(texts[:count], kind, kernel)
     upper = flags(instruction.modifiers, "op_sel", len(instruction.operands), 0)[-1]
-    bias = fp8_bias(kernel)
+    form = arithmetic.fp8_format(to, kernel.target)
 
     def compute(wave):
         codes = []
         for read in readers:
-            code, overflows = arithmetic.fp8_bits(read(wave), bias)
+            value = read(wave)
+            code, overflows = arithmetic.fp8_bits(value, form)  # the largest number's, with its sign, if it overflows
+            if wave.limits:
+                overflows = np.isinf(value)
             if (overflows & wave.active).any():
-                raise UnsupportedError("fp8 overflows, which is not modelled")
+                raise UnsupportedError("an infinite number becomes fp8, or one overflows, which is not modelled")
             codes.append(code)
         return np.broadcast_to(codes[0] | codes[1] << np.uint32(8), wave.width).astype(np.uint16)
 
@@ -426,7 +458,8 @@ def to_fp8(instruction, kernel):
 
 
 def from_fp8(instruction, kernel):
-    """Translate v_cvt_pk_f32_fp8 and its kin with a scale: half a register into two registers."""
+    """Translate v_cvt_pk_f32_fp8 and its kin, some with a scale: half a register into two registers, or one."""
+    kind, source_kind = CONVERSION.match(instruction.name).groups()
     destination, source, *scale = instruction.operands
     check_scale(scale)
     upper = flags(instruction.modifiers, "op_sel", len(instruction.operands), 0)[0]
@@ -434,17 +467,21 @@ def from_fp8(instruction, kernel):
         upper = instruction.modifiers.get("src0_sel") == "WORD_1"
     read = reader(source, "u32", kernel, (16 * upper, 16, False))
     first = vector_register(destination, kernel)
-    bias = fp8_bias(kernel)
+    form = arithmetic.fp8_format(source_kind, kernel.target)
 
     def compute(wave):
         codes = read(wave)
-        return [arithmetic.fp8_values(codes >> np.uint32(shift) & np.uint32(255), bias) for shift in (0, 8)]
+        return [arithmetic.fp8_values(codes >> np.uint32(shift) & np.uint32(255), form) for shift in (0, 8)]
 
     def put(wave, values):
         wave.put("f32", first, values[0])
         wave.put("f32", first + 1, values[1])
 
-    return compute, put
+    def put_halves(wave, values):
+        bits = arithmetic.half_bits if kind == "f16" else arithmetic.bfloat16_bits
+        wave.put("u32", first, arithmetic.pack(*map(bits, values)))
+
+    return compute, put if kind == "f32" else put_halves
 
 
 # ---------------------------------------------------------------- instructions with two results, or of several lanes
@@ -606,6 +643,17 @@ def bit_operation(instruction, kernel):
     return applied(lambda a, b, c: arithmetic.bit_operation(a, b, c, table), readers), put
 
 
+def dot_of_bytes(instruction, kernel):
+    """Translate v_dot4_i32_iu8 (RDNA): neg_lo says which of the sources has signed bytes."""
+    destination, *texts = instruction.operands
+    *signed, negative = flags(instruction.modifiers, "neg_lo", 3, 0)
+    if negative:
+        raise Fault("a negative third source")
+    kinds = [np.int8 if sign else np.uint8 for sign in signed]
+    readers = [reader(text, kind, kernel) for text, kind in zip(texts, ("u32", "u32", "i32"), strict=True)]
+    return applied(lambda a, b, c: arithmetic.dot4(a, b, c, *kinds), readers), writer(destination, "i32", kernel)
+
+
 def count_below(instruction, kernel):
     """Translate v_mbcnt: the bits of a mask that belong to lanes below each lane, plus a number.
 
@@ -623,6 +671,8 @@ def count_below(instruction, kernel):
     return compute, writer(destination, "u32", kernel)
 
 
+FP8 = ("fp8", "bf8")
+FLOATS = ("f32", "f16", "bf16")
 SPECIAL = {
     "v_cndmask_b32": conditional, "v_cndmask_b16": conditional,
     "v_mad_u64_u32": wide_multiply_add, "v_mad_i64_i32": wide_multiply_add,
@@ -632,8 +682,11 @@ SPECIAL = {
     "v_readlane_b32": read_lane, "v_readfirstlane_b32": read_lane, "v_writelane_b32": write_lane,
     "v_permlane16_b32": permute_rows, "v_permlanex16_b32": permute_rows,
     "v_permlane16_swap_b32": swap_rows, "v_permlane32_swap_b32": swap_rows, "v_swap_b32": swap,
-    "v_cvt_pk_fp8_f32": to_fp8, "v_cvt_scalef32_pk_fp8_f32": to_fp8,
-    "v_cvt_pk_f32_fp8": from_fp8, "v_cvt_scalef32_pk_f32_fp8": from_fp8,
+    **{f"v_cvt_pk_{name}_f32": to_fp8 for name in FP8},
+    **{f"v_cvt_pk_f32_{name}": from_fp8 for name in FP8},
+    **{f"v_cvt_scalef32_pk_{name}_{kind}": to_fp8 for name in FP8 for kind in FLOATS},
+    **{f"v_cvt_scalef32_pk_{kind}_{name}": from_fp8 for name in FP8 for kind in FLOATS},
+    "v_dot4_i32_iu8": dot_of_bytes,
     "v_bitop3_b32": bit_operation, "v_bitop3_b16": bit_operation,
     "v_mbcnt_lo_u32_b32": count_below, "v_mbcnt_hi_u32_b32": count_below,
     **dict.fromkeys(MIXED, mixed),
@@ -645,14 +698,16 @@ SPECIAL = {
 
 # Those of SPECIAL, and the comparisons, that read op_sel.
 SELECTS = frozenset(
-    "v_cndmask_b16 v_permlane16_b32 v_permlanex16_b32 v_cvt_pk_fp8_f32 v_cvt_scalef32_pk_fp8_f32 v_cvt_pk_f32_fp8 "
-    "v_cvt_scalef32_pk_f32_fp8".split()
+    {"v_cndmask_b16", "v_permlane16_b32", "v_permlanex16_b32"}
+    | {name for name, translate in SPECIAL.items() if translate in (to_fp8, from_fp8)}
 )
 
 
 def modifiers_of(instruction):
     """Return the modifiers that an instruction may have."""
     name = instruction.name
+    if name == "v_dot4_i32_iu8":
+        return {"neg_lo"}
     if name.startswith("v_dot"):
         return {"clamp", "op_sel"} if name in ("v_dot2_f16_f16", "v_dot2_bf16_bf16") else set()
     if name.startswith("v_bitop3"):

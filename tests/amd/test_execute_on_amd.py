@@ -161,6 +161,54 @@ def test_the_table_says_what_differs_and_what_is_wrong(tmp_path):
     assert rows["flushes_kernel"]["differs"] == "no"
 
 
+BYTES = (
+    HEAD
+    + """
+import sys
+
+@triton.jit
+def quantized_kernel(a, b, scale, c, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, STEP: tl.constexpr):
+    i, j, k = tl.arange(0, M), tl.arange(0, N), tl.arange(0, STEP)
+    total = tl.zeros((M, N), dtype=tl.int32)
+    for first in range(0, K, STEP):
+        rows = tl.load(a + i[:, None] * K + first + k[None, :])
+        total += tl.dot(rows, tl.load(b + (first + k)[:, None] * N + j[None, :]))
+    tl.store(c + i[:, None] * N + j[None, :], total.to(tl.float32) * tl.load(scale + j)[None, :])
+
+@triton.jit
+def matmul_kernel(a, b, c, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr):
+    i, j, k = tl.arange(0, M), tl.arange(0, N), tl.arange(0, K)
+    tl.store(c + i[:, None] * N + j[None, :], tl.dot(tl.load(a + i[:, None] * K + k[None, :]),
+                                                     tl.load(b + k[:, None] * N + j[None, :])))
+
+fp8 = [torch.float8_e4m3fn, torch.float8_e5m2]
+if "fnuz" in sys.argv:
+    fp8 = [torch.float8_e4m3fnuz, torch.float8_e5m2fnuz]
+scale = torch.rand(64, device=D)
+for M, N, K, step in ((32, 64, 128, 64), (16, 16, 96, 32)):
+    a = torch.randint(-128, 128, (M, K), dtype=torch.int8, device=D)
+    b = torch.randint(-128, 128, (K, N), dtype=torch.int8, device=D)
+    c = torch.empty(M, N, device=D)
+    quantized_kernel[(1,)](a, b, scale, c, M, N, K, step)
+    assert torch.equal(c, (a.int() @ b.int()).float() * scale[:N])
+    for dtype in fp8:
+        a, b = (torch.randint(-6, 7, shape, device=D).float() for shape in ((M, step), (step, N)))
+        matmul_kernel[(1,)](a.to(dtype), b.to(fp8[0]), c, M, N, step)
+        assert torch.equal(c, a @ b), dtype
+print("all of it ran")
+"""
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", ["gfx90a", "gfx942", "gfx950", "gfx1100", "gfx1201"])
+def test_matmuls_of_bytes(target, tmp_path):
+    write(tmp_path, {"script.py": BYTES})
+    rows, text = run(tmp_path, "--target", target, "--", "script.py", *["fnuz"] * (target == "gfx942"))
+    assert "all of it ran" in text
+    assert rows["quantized_kernel"]["instructions"]["matrix"] and rows["matmul_kernel"]["launches"] == 4
+
+
 CHOICES = (
     HEAD
     + """

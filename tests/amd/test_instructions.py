@@ -13,7 +13,7 @@ import torch
 from isa import WIDTH, Machine, bits, floats, run
 
 from amd import arithmetic, atomics, banks, lines, machine, matrix, tables, vector
-from amd.assembly import Fault, parse_kernel
+from amd.assembly import Fault, UnsupportedError, parse_kernel
 from amd.machine import TTMP, VCC
 from common.formulas.gpus import peak_tflops
 from common.formulas.occupancy import SIMDS, TARGETS
@@ -163,6 +163,13 @@ gfx1100 | v_minmax_u32 v0, v1, v2, v3            | 5 2 3                   | 3
 gfx1100 | v_dot2_f32_bf16 v0, v1, v2, v3         | 0x3f804000 0x40404000 1.0 | 8.0
 gfx1100 | v_dot2_bf16_bf16 v0, v1, v2, v3        | 0x3f804000 0x40404000 0x3f80 | 0x77774100
 gfx1100 | v_dot2_bf16_bf16 v0, v1, v2, v3 op_sel:[0,0,1,1] | 0x3f804000 0x40404000 0x3f800000 | 0x41007777
+gfx942  | v_dot4c_i32_i8_e32 v0, v1, v2          | 0xff02fe80 0x7f03017f   | 2004301692
+gfx942  | v_dot4_i32_i8 v0, v1, v2, v3           | 0xff02fe80 0x7f03017f 5 | -16374
+gfx942  | v_dot4_u32_u8 v0, v1, v2, v3           | 0xff02fe80 0x7f03017f 5 | 48906
+gfx1100 | v_dot4_i32_iu8 v0, v1, v2, v3 neg_lo:[1,1,0] | 0xff02fe80 0xff03017f 5 | -16246
+gfx1100 | v_dot4_i32_iu8 v0, v1, v2, v3 neg_lo:[0,1,0] | 0xff02fe80 0xff03017f 5 | 16266
+gfx1100 | v_dot4_i32_iu8 v0, v1, v2, v3 neg_lo:[1,0,0] | 0xff02fe80 0xff03017f 5 | -16502
+gfx1100 | v_dot4_i32_iu8 v0, v1, v2, v3          | 0xff02fe80 0xff03017f 5 | 81546
 gfx1100 | v_dot2_f16_f16 v0, v1, v2, v3          | 0x3c004000 0x42004000 0x3c00 | 0x77774800
 gfx942  | v_cvt_f32_ubyte2_e32 v0, v1            | 0x12fe5678              | 254.0
 gfx942  | v_ffbh_u32_e32 v0, v1                  | 0x00ff0000              | 8
@@ -631,36 +638,106 @@ def test_division_is_right_everywhere(divide, dtype, special, exponents):
         np.testing.assert_array_equal(np.signbit(found[known]), np.signbit(wanted[known]))
 
 
-FP8 = {"gfx942": torch.float8_e4m3fnuz, "gfx950": torch.float8_e4m3fn}
+FP8 = {
+    ("gfx942", "fp8"): torch.float8_e4m3fnuz,
+    ("gfx942", "bf8"): torch.float8_e5m2fnuz,
+    **{(target, "fp8"): torch.float8_e4m3fn for target in ("gfx950", "gfx1201")},
+    **{(target, "bf8"): torch.float8_e5m2 for target in ("gfx950", "gfx1201")},
+}
 
 
-@pytest.mark.parametrize("target", FP8)
-def test_fp8_is_converted_as_pytorch_does(target):
-    """All numbers of e4m3, those halfway between two, and the nearest ones beside those."""
-    dtype = FP8[target]
+def numbers_to_convert(dtype):
+    """Return all numbers of 8 bits, those halfway between two, and the nearest ones beside those, as float32."""
     numbers = torch.arange(256, dtype=torch.uint8).view(dtype).float().numpy()
+    numbers = numbers[~np.isinf(numbers)]
     finite = np.unique(numbers[np.isfinite(numbers)])
     ties = (finite[1:] + finite[:-1]) / 2
     infinity = np.float32(np.inf)
-    given = np.concatenate([numbers, ties, np.nextafter(ties, infinity), np.nextafter(ties, -infinity)])
+    return np.concatenate([numbers, ties, np.nextafter(ties, infinity), np.nextafter(ties, -infinity)])
+
+
+@pytest.mark.parametrize(("target", "form"), FP8)
+def test_fp8_is_converted_as_pytorch_does(target, form):
+    dtype = FP8[target, form]
+    given = numbers_to_convert(dtype)
     scaled = ("v_cvt_scalef32_pk", ", 1.0", "op_sel:[0,0,0,1]", "op_sel:[1,0,0]")
     plain = ("v_cvt_pk", "", "op_sel:[0,0,1]", "op_sel:[1,0]")
     name, scale, to_upper, from_upper = scaled if target == "gfx950" else plain
     code = f"""
-        {name}_fp8_f32 v2, v0, v1{scale}
-        {name}_fp8_f32 v2, v1, v0{scale} {to_upper}
-        {name}_f32_fp8 v[4:5], v2{scale}
-        {name}_f32_fp8 v[6:7], v2{scale} {from_upper}
+        {name}_{form}_f32 v2, v0, v1{scale}
+        {name}_{form}_f32 v2, v1, v0{scale} {to_upper}
+        {name}_f32_{form} v[4:5], v2{scale}
+        {name}_f32_{form} v[6:7], v2{scale} {from_upper}
     """
-    for first in np.resize(given, (len(given) // 64 + 1, 64)):
+    width = WIDTH[target]
+    for first in np.resize(given, (len(given) // width + 1, width)):
         second = first[::-1]
         wave = run(target, code, {0: first, 1: second, 2: 0})
         wanted = [torch.from_numpy(x.copy()).to(dtype).float().numpy() for x in (first, second)]
         found = [floats(wave, register) for register in (4, 5, 6, 7)]
         np.testing.assert_array_equal(found, [*wanted, *wanted[::-1]])
         assert (np.signbit(found[0]) == np.signbit(wanted[0]))[~np.isnan(wanted[0])].all()
-    with pytest.raises(Fault, match="overflows"):
-        run(target, f"{name}_fp8_f32 v2, v0, v1{scale}", {0: np.full(64, 500.0), 1: np.ones(64)})
+    largest = torch.finfo(dtype).max
+    code = f"{name}_{form}_f32 v2, v0, v1{scale}\n{name}_f32_{form} v[4:5], v2{scale}"
+    limits = "s_setreg_imm32_b32 hwreg(HW_REG_MODE, 23, 1), 1\n"
+    wave = run(target, limits + code, {0: np.full(width, 2 * largest), 1: np.full(width, -1e30)})
+    assert set(floats(wave, 4)) == {largest} and set(floats(wave, 5)) == {-largest}
+    for mode, beyond in (("", 2 * largest), ("", INF), (limits, INF)):
+        with pytest.raises(UnsupportedError, match="overflows"):
+            run(target, mode + code, {0: np.full(width, beyond), 1: np.ones(width)})
+
+
+@pytest.mark.parametrize("form", ["fp8", "bf8"])
+@pytest.mark.parametrize(("kind", "wide"), [("f16", torch.float16), ("bf16", torch.bfloat16)])
+def test_16_bits_become_fp8_on_cdna4(kind, wide, form):
+    """Rounded once, not to float32 first; and back."""
+    dtype = FP8["gfx950", form]
+    given = torch.from_numpy(numbers_to_convert(dtype)).to(wide)
+    code = f"""
+        v_cvt_scalef32_pk_{form}_{kind} v2, v0, 1.0
+        v_cvt_scalef32_pk_{form}_{kind} v2, v1, 1.0 op_sel:[0,0,1]
+        v_cvt_scalef32_pk_{kind}_{form} v4, v2, 1.0
+        v_cvt_scalef32_pk_{kind}_{form} v5, v2, 1.0 op_sel:[1,0,0]
+    """
+    chosen = torch.arange(len(given) // 256 * 256 + 256) % len(given)
+    for first in given[chosen].view(-1, 64, 2, 2).unbind():  # [lane, register, half]
+        registers = first.contiguous().view(torch.int32).numpy()[..., 0].T  # [register, lane]
+        wave = run("gfx950", code, {0: registers[0], 1: registers[1], 2: 0})
+        found = torch.from_numpy(wave.v[4:6].T.copy().view(np.int16)).view(wide).view(64, 2, 2)
+        assert torch.equal(found.nan_to_num(7.0), first.to(dtype).to(wide).nan_to_num(7.0))
+
+
+@pytest.mark.parametrize(
+    ("code", "given", "wanted"),
+    [
+        ("v_cvt_f16_f32_e32 v0, v1", {1: 65519.0}, 0x7BFF),
+        ("v_cvt_f16_f32_e32 v0, v1", {1: -INF}, 0xFC00),
+        ("v_cvt_f16_f32_e32 v0, v1", {1: 65520.0}, None),
+        ("v_add_f16_e32 v0, v1, v2", {1: 0x7BFF, 2: 0x7C00}, 0x7C00),
+        ("v_add_f16_e32 v0, v1, v2", {1: 0x7BFF, 2: 0x7BFF}, None),
+        ("v_pk_mul_f16 v0, v1, v2", {1: 0x3C007BFF, 2: 0x40003C00}, 0x40007BFF),
+        ("v_pk_mul_f16 v0, v1, v2", {1: 0x7BFF3C00, 2: 0x40003C00}, None),
+        ("v_fma_mixlo_f16 v0, v1, v2, 0", {0: 0, 1: 256.0, 2: 128.0}, 0x7800),
+        ("v_fma_mixlo_f16 v0, v1, v2, 0", {0: 0, 1: 256.0, 2: 256.0}, None),
+    ],
+)
+def test_float16_in_the_mode_for_fp8(code, given, wanted):
+    """FP16_OVFL changes only results that overflow, which are refused: it is set by kernels that convert to fp8."""
+    mode = "s_setreg_imm32_b32 hwreg(HW_REG_MODE, 23, 1), 1\n"
+    if wanted is None:
+        with pytest.raises(UnsupportedError, match="becomes infinite in the mode FP16_OVFL"):
+            run("gfx942", mode + code, given)
+        run("gfx942", mode + code, given, mask=0)
+        run("gfx942", code, given)
+    else:
+        assert set(run("gfx942", mode + code, given).v[0].tolist()) == {wanted}
+
+
+def test_float16_matmuls_in_the_mode_for_fp8():
+    mode = "s_setreg_imm32_b32 hwreg(HW_REG_MODE, 23, 1), 1\n"
+    v = dict.fromkeys(range(10, 14), 0x3C003C00)
+    wave = run("gfx942", mode + "v_mfma_f32_16x16x16_f16 v[0:3], v[10:11], v[12:13], 0", v)
+    assert set(floats(wave, 0)) == {16.0}
 
 
 @pytest.mark.parametrize("target", ["gfx942", "gfx1100"])
@@ -868,21 +945,33 @@ def test_packed_float32_select_and_negate_halves():
 # ---------------------------------------------------------------- matrix instructions
 
 
-def half(values, kind):
-    """Return the 16 bits of numbers that the kind holds exactly."""
+BYTES = {"f32": 4, "xf32": 4, "f16": 2, "bf16": 2, "i8": 1, "u8": 1, "fp8": 1, "bf8": 1}
+
+
+def bits_of(values, kind, target):
+    """Return the bits of numbers that the kind holds exactly."""
+    if kind.endswith("f32"):
+        return values.astype(np.float32)
     if kind == "f16":
-        return values.astype(np.float16).view(np.uint16)
-    return (values.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
+        return values.astype(np.float16)
+    if kind == "bf16":
+        return (values.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
+    if kind in ("i8", "u8"):
+        return values.astype(np.uint8)
+    return torch.from_numpy(values).float().to(FP8[target, kind]).view(torch.uint8).numpy()
 
 
-def fill(wave, first, kind, element_of, lanes, each):
+def fill(wave, first, kind, element_of, lanes, each, target):
     """Store elements [lane, position] in the registers of one operand."""
     values = np.array([[element_of(lane, position) for position in range(each)] for lane in range(lanes)])
-    if kind.endswith("f32"):
-        registers = values.astype(np.float32).view(np.uint32)
-    else:
-        registers = np.ascontiguousarray(half(values, kind)).view(np.uint32)
+    registers = np.ascontiguousarray(bits_of(values, kind, target)).view(np.uint32)
     wave.v[first : first + registers.shape[1]] = registers.T
+
+
+def matrix_of(kind, shape):
+    """Return random integers that the kind holds exactly."""
+    low, end = {"i8": (-128, 128), "u8": (0, 256)}.get(kind, (-8, 9))
+    return RNG.integers(low, end, shape)
 
 
 MFMA = [
@@ -892,39 +981,52 @@ MFMA = [
     ("gfx942", "v_mfma_f32_32x32x8_bf16", 32, 8, "bf16"), ("gfx942", "v_mfma_f32_16x16x16_f16", 16, 16, "f16"),
     ("gfx942", "v_mfma_f32_16x16x8_xf32", 16, 8, "xf32"), ("gfx942", "v_mfma_f32_32x32x4_xf32", 32, 4, "xf32"),
     ("gfx950", "v_mfma_f32_16x16x32_bf16", 16, 32, "bf16"), ("gfx950", "v_mfma_f32_32x32x16_f16", 32, 16, "f16"),
+    ("gfx90a", "v_mfma_i32_32x32x8i8", 32, 8, "i8"), ("gfx90a", "v_mfma_i32_16x16x16i8", 16, 16, "i8"),
+    ("gfx942", "v_mfma_i32_32x32x16_i8", 32, 16, "i8"), ("gfx942", "v_mfma_i32_16x16x32_i8", 16, 32, "i8"),
+    ("gfx950", "v_mfma_i32_32x32x32_i8", 32, 32, "i8"), ("gfx950", "v_mfma_i32_16x16x64_i8", 16, 64, "i8"),
+    ("gfx942", "v_mfma_f32_32x32x16_fp8_fp8", 32, 16, "fp8_fp8"),
+    ("gfx942", "v_mfma_f32_16x16x32_bf8_fp8", 16, 32, "bf8_fp8"),
+    ("gfx950", "v_mfma_f32_16x16x32_fp8_bf8", 16, 32, "fp8_bf8"),
+    ("gfx950", "v_mfma_f32_32x32x16_bf8_bf8", 32, 16, "bf8_bf8"),
+    ("gfx950", "v_mfma_f32_16x16x128_f8f6f4", 16, 128, "fp8_fp8"),
+    ("gfx950", "v_mfma_f32_32x32x64_f8f6f4 cbsz:1", 32, 64, "bf8_fp8"),
+    ("gfx950", "v_mfma_f32_32x32x64_f8f6f4 blgp:1", 32, 64, "fp8_bf8"),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("target", "name", "size", "depth", "kind"), MFMA, ids=lambda x: str(x))
 def test_mfma_is_a_matmul(target, name, size, depth, kind):
     """A[i, k] lies in lane i + size · (k / each), and D[i, j] where AMD's matrix instruction calculator says."""
-    a, b = RNG.integers(-8, 9, (size, depth)), RNG.integers(-8, 9, (depth, size))
+    kind_a, kind_b = kind.split("_") if "_" in kind else (kind, kind)
+    a, b = matrix_of(kind_a, (size, depth)), matrix_of(kind_b, (depth, size))
     c = RNG.integers(-8, 9, (size, size))
     each, count = depth * size // 64, size * size // 64
-    words = each * (4 if kind.endswith("32") else 2) // 4
+    words = each * BYTES[kind_a] // 4
     last = 40 + words - 1
     operands = f"v[40:{last}], v[50:{50 + words - 1}]" if words > 1 else "v40, v50"
-    made = Machine(target, f"{name} v[0:{count - 1}], {operands}, a[0:{count - 1}]")
+    name, _, modifier = name.partition(" ")
+    made = Machine(target, f"{name} v[0:{count - 1}], {operands}, a[0:{count - 1}] {modifier}")
     (wave,) = made.waves
-    fill(wave, 40, kind, lambda lane, p: a[lane % size, lane // size * each + p], 64, each)
-    fill(wave, 50, kind, lambda lane, p: b[lane // size * each + p, lane % size], 64, each)
+    fill(wave, 40, kind_a, lambda lane, p: a[lane % size, lane // size * each + p], 64, each, target)
+    fill(wave, 50, kind_b, lambda lane, p: b[lane // size * each + p, lane % size], 64, each, target)
 
     def place(i, j):
         if size == 16:
             return i % 4, j + 16 * (i // 4)
         return 4 * (i // 8) + i % 4, j + 32 * (i // 4 % 2)
 
+    dtype = np.int32 if kind == "i8" else np.float32
     for i in range(size):
         for j in range(size):
             register, lane = place(i, j)
-            wave.v[256 + register, lane] = np.float32(c[i, j]).view(np.uint32)  # a[0:..] follows v[0:255]
+            wave.v[256 + register, lane] = dtype(c[i, j]).view(np.uint32)  # a[0:..] follows v[0:255]
     wave.set_exec(1)  # it ignores EXEC
     made.run()
     wanted = a @ b + c
     for i in range(size):
         for j in range(size):
             register, lane = place(i, j)
-            assert floats(wave, register)[lane] == wanted[i, j], (i, j)
+            assert wave.v[register, lane].view(dtype) == wanted[i, j], (i, j)
 
 
 # target | instruction | its floating-point operations | a board, its precision and its clock in GHz
@@ -939,8 +1041,17 @@ gfx942  | v_mfma_f32_16x16x4_f32    | 2 * 16 * 16 * 4  | MI300X float32 2.1
 gfx950  | v_mfma_f32_16x16x32_f16   | 2 * 16 * 16 * 32 | MI355X bfloat16 2.4
 gfx950  | v_mfma_f32_32x32x16_bf16  | 2 * 32 * 32 * 16 | MI355X bfloat16 2.4
 gfx950  | v_mfma_f32_32x32x2_f32    | 2 * 32 * 32 * 2  | MI355X float32 2.4
+gfx90a  | v_mfma_i32_32x32x8i8      | 2 * 32 * 32 * 8  | MI210 int8 1.7
+gfx90a  | v_mfma_i32_16x16x16i8     | 2 * 16 * 16 * 16 | MI210 int8 1.7
+gfx942  | v_mfma_i32_32x32x16_i8    | 2 * 32 * 32 * 16 | MI300X float8 2.1
+gfx942  | v_mfma_f32_16x16x32_fp8_bf8 | 2 * 16 * 16 * 32 | MI300X float8 2.1
+gfx950  | v_mfma_i32_16x16x64_i8    | 2 * 16 * 16 * 64 | MI355X float8 2.4
+gfx950  | v_mfma_f32_32x32x64_f8f6f4 | 2 * 32 * 32 * 64 | MI355X float8 2.4
 gfx1100 | v_wmma_f32_16x16x16_f16   | 2 * 16 * 16 * 16 | RX7900XTX bfloat16 2.5
 gfx1201 | v_wmma_f32_16x16x16_bf16  | 2 * 16 * 16 * 16 | RX9070XT bfloat16 2.97
+gfx1201 | v_wmma_i32_16x16x16_iu8   | 2 * 16 * 16 * 16 | RX9070XT float8 2.97
+gfx1201 | v_wmma_f32_16x16x16_fp8_bf8 | 2 * 16 * 16 * 16 | RX9070XT float8 2.97
+gfx1100 | v_wmma_i32_16x16x16_iu8   | 2 * 16 * 16 * 16 | RX7900XTX bfloat16 2.5
 """
 
 
@@ -953,39 +1064,76 @@ def test_matrix_cycles_give_the_peak_of_the_data_sheet(example):
     assert peak == pytest.approx(peak_tflops(board, precision), rel=3e-3)
 
 
-@pytest.mark.parametrize("kind", ["f16", "bf16"])
-@pytest.mark.parametrize("target", ["gfx1100", "gfx1201"])
+@pytest.mark.parametrize(
+    ("target", "kind"),
+    [
+        *((target, kind) for target in ("gfx1100", "gfx1201") for kind in ("f16", "bf16", "i8_i8", "u8_i8", "i8_u8")),
+        *(("gfx1201", kind) for kind in ("fp8_fp8", "fp8_bf8", "bf8_fp8", "bf8_bf8")),
+    ],
+)
 def test_wmma_is_a_matmul(target, kind):
-    a, b = RNG.integers(-8, 9, (16, 16)), RNG.integers(-8, 9, (16, 16))
+    kind_a, kind_b = kind.split("_") if "_" in kind else (kind, kind)
+    a, b = matrix_of(kind_a, (16, 16)), matrix_of(kind_b, (16, 16))
     c = RNG.integers(-8, 9, (16, 16))
     rdna3 = target == "gfx1100"
-    each, words = (16, 8) if rdna3 else (8, 4)
-    code = f"v_wmma_f32_16x16x16_{kind} v[0:7], v[40:{39 + words}], v[50:{49 + words}], v[10:17]"
+    each = 16 if rdna3 else 8
+    size = BYTES[kind_a]
+    words = each * size // 4
+    is_integer = "8" in kind and "f" not in kind
+    modifier = f"neg_lo:[{int(kind_a == 'i8')},{int(kind_b == 'i8')},0]" if is_integer else ""
+    name = f"i32_16x16x16_iu8 {modifier}" if is_integer else f"f32_16x16x16_{kind}"
+    name, _, modifier = name.partition(" ")
+    code = f"v_wmma_{name} v[0:7], v[40:{39 + words}], v[50:{49 + words}], v[10:17] {modifier}"
     made = Machine(target, code)
     (wave,) = made.waves
 
     def k(lane, p):
-        """RDNA 4: in AMD's calculator, lane 0 holds k = 0 to 3 and 8 to 11, lane 16 holds 4 to 7 and 12 to 15."""
-        return p if rdna3 else 8 * (p // 4) + 4 * (lane // 16) + p % 4
+        """RDNA 4: in AMD's calculator, lane 0 holds k = 0 to 3 and 8 to 11, lane 16 holds 4 to 7 and 12 to 15.
 
-    fill(wave, 40, kind, lambda lane, p: a[lane % 16, k(lane, p)], 32, each)
-    fill(wave, 50, kind, lambda lane, p: b[k(lane, p), lane % 16], 32, each)
+        Of bytes, lane 0 holds k = 0 to 7.
+        """
+        if rdna3:
+            return p
+        return 8 * (lane // 16) + p if size == 1 else 8 * (p // 4) + 4 * (lane // 16) + p % 4
+
+    fill(wave, 40, kind_a, lambda lane, p: a[lane % 16, k(lane, p)], 32, each, target)
+    fill(wave, 50, kind_b, lambda lane, p: b[k(lane, p), lane % 16], 32, each, target)
     place = (lambda i, j: (i // 2, j + 16 * (i % 2))) if rdna3 else (lambda i, j: (i % 8, j + 16 * (i // 8)))
+    dtype = np.int32 if is_integer else np.float32
     for i in range(16):
         for j in range(16):
             register, lane = place(i, j)
-            wave.v[10 + register, lane] = np.float32(c[i, j]).view(np.uint32)
+            wave.v[10 + register, lane] = dtype(c[i, j]).view(np.uint32)
     made.run()
     wanted = a @ b + c
     for i in range(16):
         for j in range(16):
             register, lane = place(i, j)
-            assert floats(wave, register)[lane] == wanted[i, j], (i, j)
+            assert wave.v[register, lane].view(dtype) == wanted[i, j], (i, j)
     if rdna3:
         with pytest.raises(Fault, match="do not repeat"):
             run(target, code, {40: np.arange(32)})
     with pytest.raises(Fault, match="inactive lanes"):
         run(target, code, mask=0xFFFF)
+
+
+def test_integer_matmuls_wrap_around_or_stop_at_the_largest_number():
+    """16 products of 127 and 1 are 2032; from 2^31 - 1 on, the sum has no room in 32 bits."""
+    v = dict.fromkeys(range(40, 44), 0x7F7F7F7F) | dict.fromkeys(range(50, 54), 0x01010101)
+    v |= dict.fromkeys(range(10, 18), 2**31 - 1)
+    code = "v_wmma_i32_16x16x16_iu8 v[0:7], v[40:43], v[50:53], v[10:17] neg_lo:[1,1,0]"
+    assert set(run("gfx1100", code, v).v[0].view(np.int32)) == {-(2**31) + 2031}
+    assert set(run("gfx1100", f"{code} clamp", v).v[0].view(np.int32)) == {2**31 - 1}
+    wave = run("gfx942", "v_mfma_i32_16x16x32_i8 v[0:3], v[40:41], v[50:51], -3", v)
+    assert set(wave.v[0].view(np.int32)) == {32 * 127 - 3}
+
+
+def test_matrix_formats_of_6_and_4_bits_are_refused():
+    code = "v_mfma_f32_16x16x128_f8f6f4 v[0:3], v[8:15], v[16:23], 0 "
+    run("gfx950", code + "cbsz:0", dict.fromkeys(range(8, 24), 0))
+    for modifier in ("cbsz:2", "blgp:4", "abid:1"):
+        with pytest.raises(Fault, match="6 or 4 bits|unknown modifier"):
+            run("gfx950", code + modifier)
 
 
 def test_wmma_of_rdna4_holds_k_as_the_calculator_says():
@@ -995,6 +1143,9 @@ def test_wmma_of_rdna4_holds_k_as_the_calculator_says():
     assert k[16].tolist() == k[31].tolist() == [4, 5, 6, 7, 12, 13, 14, 15]
     assert rows[:, 0].tolist() == [*range(16), *range(16)] and d_rows[:, 16].tolist() == list(range(8, 16))
     assert d_columns[0].tolist() == rows[:, 0].tolist()
+    _, k, *d_of_bytes = matrix.wmma_layout("gfx1201", 1)
+    assert k[0].tolist() == k[15].tolist() == list(range(8)) and k[16].tolist() == k[31].tolist() == list(range(8, 16))
+    assert np.array_equal(d_of_bytes, [d_rows, d_columns])
 
 
 def test_cdna2_flushes_denormals_of_16_bit_matmuls():
@@ -1354,6 +1505,16 @@ def test_a_transposed_read_of_cdna4():
     wave = run("gfx950", code, {1: 8 * lanes, 2: two, 3: two + 0x20002}, lds=512)
     halves = np.ascontiguousarray(wave.v[4:6].T).view(np.uint16)
     assert halves.tolist() == [[64 * (i // 16) + 16 * k + i % 16 for k in range(4)] for i in range(64)]
+
+
+def test_a_transposed_read_of_bytes():
+    """16 lanes, each with the address of 8 bytes of a row of 16, get a column of 8."""
+    code = "ds_write_b64 v1, v[2:3]\nds_read_b64_tr_b8 v[4:5], v1"
+    stored = RNG.integers(0, 256, (4, 8, 16), dtype=np.uint8)  # [16 lanes, row, column]
+    registers = stored.reshape(64, 8).view(np.uint32).T
+    wave = run("gfx950", code, {1: 8 * np.arange(64), 2: registers[0], 3: registers[1]}, lds=512)
+    columns = np.ascontiguousarray(wave.v[4:6].T).view(np.uint8).reshape(4, 16, 8)
+    assert np.array_equal(columns, stored.transpose(0, 2, 1))
 
 
 STORE_AND_READ = """
@@ -1932,10 +2093,16 @@ FAULTS = {
         lambda: test_dpp_moves_lanes("row_shr:4"),
     ),
     "fp8 of another bias": (
-        vector,
-        "fp8_bias",
-        lambda kernel: 7,
-        lambda: test_fp8_is_converted_as_pytorch_does("gfx942"),
+        arithmetic,
+        "E4M3_FNUZ",
+        arithmetic.E4M3,
+        lambda: test_fp8_is_converted_as_pytorch_does("gfx942", "fp8"),
+    ),
+    "signed bytes are taken for unsigned ones": (
+        matrix,
+        "kinds_of",
+        lambda name, modifiers: ["u8", "u8"],
+        lambda: test_mfma_is_a_matmul("gfx942", "v_mfma_i32_16x16x32_i8", 16, 32, "i8"),
     ),
     "MFMA stores the transpose": (
         matrix,
@@ -1946,7 +2113,7 @@ FAULTS = {
     "WMMA of RDNA 3 on RDNA 4": (
         matrix,
         "wmma_layout",
-        lambda target, made=matrix.wmma_layout: made("gfx1100"),
+        lambda target, size, made=matrix.wmma_layout: made("gfx1100"),
         lambda: test_wmma_is_a_matmul("gfx1201", "f16"),
     ),
     "races are not looked for": (
