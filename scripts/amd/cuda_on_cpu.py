@@ -5,6 +5,7 @@ Only what scripts commonly ask is answered. Tensors live on the CPU and PyTorch'
 
 import contextlib
 import functools
+import sys
 import time
 from types import SimpleNamespace
 from unittest import mock
@@ -89,6 +90,13 @@ class Device:
         pass
 
 
+class CUDAGraph:
+    """Stand for torch.cuda.CUDAGraph: what runs on the CPU cannot be captured."""
+
+    def __init__(self, *_, **__):
+        raise RuntimeError("execute_on_amd.py captures no graph, because there is no GPU: run without CUDA graphs")
+
+
 class Event:
     """Stand for an event, which knows when it was recorded."""
 
@@ -152,6 +160,7 @@ def cuda_answers(target):
         "stream": nothing,
         "Event": Event,
         "Stream": Stream,
+        "CUDAGraph": CUDAGraph,
         "get_rng_state": lambda *_: torch.get_rng_state(),
         "set_rng_state": lambda state, *_: torch.set_rng_state(state),
         "get_rng_state_all": lambda: [torch.get_rng_state()],
@@ -194,6 +203,16 @@ def custom_op(define):
     return call
 
 
+def capturable_on_cpu(stack):
+    """Let PyTorch's optimizers compute on the CPU as they do on a GPU if they are capturable."""
+    name = "_get_capturable_supported_devices"
+    for path, module in sys.modules.copy().items():
+        if path.startswith("torch.optim.") and hasattr(module, name):
+            devices = getattr(module, name)
+            also_cpu = functools.partial(lambda devices, *given, **named: [*devices(*given, **named), "cpu"], devices)
+            stack.enter_context(mock.patch.object(module, name, also_cpu))
+
+
 class Generator(torch.Generator):
     """A generator of random numbers on the CPU, whatever device is asked for."""
 
@@ -234,6 +253,7 @@ def cuda_on_cpu(target):
     }
     testing = {"do_bench": run_once, "do_bench_cudagraph": run_once}
     with (
+        contextlib.ExitStack() as stack,
         mock.patch.multiple(torch.cuda, create=True, **cuda_answers(target)),
         mock.patch.multiple(torch.accelerator, create=True, **accelerator),
         mock.patch.object(torch.version, "hip", "6.4"),
@@ -248,4 +268,5 @@ def cuda_on_cpu(target):
         mock.patch.object(triton.testing.Mark, "run", skip_benchmark),
         GpuIsCpu(),
     ):
+        capturable_on_cpu(stack)
         yield

@@ -332,6 +332,41 @@ def test_an_optimizer_steps(name):
     assert not torch.equal(layer.weight, before)
 
 
+CAPTURABLE = ("Adadelta", "Adam", "AdamW", "Adamax", "ASGD", "NAdam", "RAdam", "RMSprop", "Rprop")
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        *((name, {"foreach": foreach}) for name in CAPTURABLE for foreach in (False, True)),
+        *((name, {"fused": True}) for name in ("Adam", "AdamW")),
+    ],
+    ids=str,
+)
+def test_a_capturable_optimizer_steps(name, options):
+    """As the same optimizer does on the CPU, with a learning rate in a tensor."""
+
+    def weights_after_three_steps(device, **given):
+        torch.manual_seed(0)
+        layer = torch.nn.Linear(4, 4).to(device)
+        optimizer = getattr(torch.optim, name)(layer.parameters(), **given)
+        for _ in range(3):
+            layer(torch.ones(2, 4, device=device)).square().sum().backward()
+            optimizer.step()
+        return layer.weight.detach()
+
+    wanted = weights_after_three_steps("cpu", lr=0.125)
+    with cuda_on_cpu("gfx942"):
+        lr = torch.tensor(0.125, device="cuda")
+        found = weights_after_three_steps("cuda", lr=lr, capturable=True, **options)
+    torch.testing.assert_close(found, wanted)
+
+
+def test_a_graph_is_refused_in_one_sentence():
+    with cuda_on_cpu("gfx942"), pytest.raises(RuntimeError, match="captures no graph"):
+        torch.cuda.CUDAGraph()
+
+
 def test_a_script_reports_its_memory():
     """PyTorch's own functions ask whether what they are given is a torch.cuda.device."""
     with cuda_on_cpu("gfx942"), torch.cuda.device(0):
