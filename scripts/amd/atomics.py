@@ -11,7 +11,7 @@ import numpy as np
 from .arithmetic import bfloat16, bfloat16_bits
 from .assembly import Fault
 from .machine import DTYPES
-from .memory import buffer_places, global_places, load_lanes, stored_lanes
+from .memory import buffer_places, global_places, lds_addresses, load_lanes, stored_lanes
 from .operands import vector_register
 from .tables import maximum, minimum
 
@@ -123,7 +123,7 @@ def lds_atomic(instruction, kernel, word, returns, kind):
 
     def run(wave):
         lanes = wave.lanes
-        at = wave.v[address, lanes].astype(np.int64) + offset
+        at = lds_addresses(wave.v[address, lanes], offset)
         wave.lds.banks.add(counted, wave, at, size, load=False)
         wave.lds.mark_update(wave, at, size)
         numbers = stored_lanes(wave, size, lanes, data, "")

@@ -90,6 +90,11 @@ class Program:
         self.limit = limit
         self.most = limit  # of the launch that runs
         self.steps = []
+        if "hidden_hostcall_buffer" in [kind for _, _, kind in kernel.arguments]:
+            raise UnsupportedError(
+                f"{kernel.target} {kernel.name}: calls of the host are not modelled: remove tl.device_print, and "
+                "tl.device_assert if it is switched on"
+            )
         unknown = {}  # names -> fault of the first instruction that has them
         for pair in kernel.code:
             try:

@@ -60,6 +60,11 @@ def stored_lanes(wave, size, lanes, first, half):
 # ---------------------------------------------------------------- LDS (DS)
 
 
+def lds_addresses(base, offset):
+    """Return base + offset, which wraps around at 32 bits: the compiler's base may be negative."""
+    return (base + np.uint32(offset)).astype(np.int64)
+
+
 def lds_access(instruction, kernel, load, pair, stride, kind, half):
     """Translate a load from or a store to the LDS; pair: two at two offsets."""
     size = size_of(kind)
@@ -83,14 +88,15 @@ def lds_access(instruction, kernel, load, pair, stride, kind, half):
 
     def run(wave):
         lanes = wave.lanes
-        base = wave.v[address, lanes].astype(np.int64)
+        base = wave.v[address, lanes]
         found = []
         for offset, first in zip(offsets, registers, strict=True):
-            wave.lds.banks.add(counted, wave, base + offset, size, load)
+            at = lds_addresses(base, offset)
+            wave.lds.banks.add(counted, wave, at, size, load)
             if load:
-                found.append(wave.lds.load(wave, base + offset, size))
+                found.append(wave.lds.load(wave, at, size))
             else:
-                wave.lds.store(wave, base + offset, stored_lanes(wave, size, lanes, first, half))
+                wave.lds.store(wave, at, stored_lanes(wave, size, lanes, first, half))
         for data, first in zip(found, registers, strict=False):  # the address may lie in one of these registers
             load_lanes(wave, data, lanes, first, signed, half)
 
@@ -155,7 +161,7 @@ def transposed_read(instruction, kernel):
     def run(wave):
         if wave.exec != wave.whole:
             raise Fault("a transposed read with inactive lanes")
-        at = wave.v[address].astype(np.int64) + offset
+        at = lds_addresses(wave.v[address], offset)
         wave.lds.banks.add(counted, wave, at, 8, load=True)
         data = wave.lds.load(wave, at, 8)
         rows = data.view(dtype).reshape(kernel.width // 16, each, 16)  # [group of 16 lanes, row, column]

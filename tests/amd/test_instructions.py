@@ -1494,6 +1494,26 @@ def test_stores_of_all_sizes(example):
         assert values.tolist() == wanted, code
 
 
+@pytest.mark.parametrize(
+    ("target", "code"),
+    [
+        ("gfx1100", "ds_store_b32 v1, v2 offset:16\nds_load_b32 v3, v1 offset:16"),
+        (
+            "gfx1100",
+            "ds_store_2addr_b32 v1, v2, v2 offset0:4 offset1:8\nds_load_2addr_b32 v[3:4], v1 offset0:4 offset1:8",
+        ),
+        ("gfx942", "ds_write_b32 v1, v4 offset:16\nds_add_u32 v1, v2 offset:16\nds_read_b32 v3, v1 offset:16"),
+    ],
+)
+def test_an_lds_address_wraps_around(target, code):
+    """The compiler folds offsets into the instruction even if the sum before is negative."""
+    lanes = np.arange(WIDTH[target])
+    wave = run(target, code, {1: 4 * lanes - 12, 2: lanes, 4: 0}, mask=0b1111, lds=64)
+    assert wave.v[3, :4].tolist() == [0, 1, 2, 3]
+    with pytest.raises(Fault, match="outside the 64 bytes"):
+        run(target, code, {1: 4 * lanes - 20, 2: lanes, 4: 0}, mask=0b1111, lds=64)
+
+
 def test_a_transposed_read_of_cdna4():
     """16 lanes, each with the address of 4 halves of a row of 16, get a column of 4."""
     code = """
@@ -2066,6 +2086,11 @@ def test_hidden_arguments_are_those_of_the_launch():
     assert struct.unpack("<Q4I4HQ", found[:40]) == (77, 4, 5, 6, 96, 128, 1, 1, 3, 0)
     with pytest.raises(Fault, match="an argument has 4 bytes, the kernel expects 8"):
         program.arguments([bytes(4)], (1, 1, 1), 1, 0)
+
+
+def test_a_kernel_that_prints_is_refused():
+    with pytest.raises(UnsupportedError, match=r"test: calls of the host .* tl.device_print"):
+        run("gfx942", "s_nop 0", arguments=((0, 8, "hidden_hostcall_buffer"),), kernarg_size=8)
 
 
 def test_registers_start_as_noise():
