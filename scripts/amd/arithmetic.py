@@ -77,6 +77,11 @@ def flush(x):
     return np.where(np.abs(x) < SMALLEST_NORMAL, np.copysign(F32(0), x), x)
 
 
+def mad(a, b, c):
+    """Return a · b + c of float32 as CDNA 2's v_mad does: rounded twice, and denormal numbers are zero."""
+    return flush(flush(flush(a) * flush(b)) + flush(c))
+
+
 def transcendental(function, x):
     return flush(function(flush(x).astype(F64)).astype(F32))
 

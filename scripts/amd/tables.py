@@ -135,6 +135,9 @@ v_mul_f32          | f32 f32 -> f32       | a * b
 v_fmac_f32         | f32 f32 old -> f32   | fma(a, b, c)
 v_fmamk_f32        | f32 f32 f32 -> f32   | fma(a, b, c)
 v_fmaak_f32        | f32 f32 f32 -> f32   | fma(a, b, c)
+v_mac_f32          | f32 f32 old -> f32   | mad(a, b, c)
+v_madmk_f32        | f32 f32 f32 -> f32   | mad(a, b, c)
+v_madak_f32        | f32 f32 f32 -> f32   | mad(a, b, c)
 v_dot2acc_f32_f16  | u32 u32 old -> f32   | dot2(a, b, c)
 v_dot2c_f32_f16    | u32 u32 old -> f32   | dot2(a, b, c)
 v_dot4c_i32_i8     | u32 u32 old -> i32   | dot4(a, b, c)
@@ -192,6 +195,7 @@ v_ashrrev_i16      | u16 i16 -> i16       | b >> i16(a & 15)
 
 VOP3 = """
 v_fma_f32          | f32 f32 f32 -> f32   | fma(a, b, c)
+v_mad_f32          | f32 f32 f32 -> f32   | mad(a, b, c)
 v_fma_f16          | f16 f16 f16 -> f16   | f16(f64(a) * f64(b) + f64(c))
 v_fmac_f64         | f64 f64 old -> f64   | fma64(a, b, c)
 v_fma_f64          | f64 f64 f64 -> f64   | fma64(a, b, c)

@@ -136,8 +136,17 @@ gfx942  | v_pk_add_f16 v0, v1, 0 neg_lo:[1,0] neg_hi:[1,0] | 0x3c004000 | 0xbc00
 gfx942  | v_pk_mul_f16 v0, v1, v2 op_sel_hi:[0,1] neg_hi:[1,0] | 0x3c004000 0x40003c00 | 0xc4004000
 gfx1100 | v_dot2acc_f32_f16 v0, v1, v2           | 0x40003c00 0x42004400   | 6.0
 gfx942  | v_fmac_f32_e32 v0, v1, v2              | 2.0 3.0                 | 6.0
+gfx90a  | v_mac_f32_e32 v0, v1, v2               | 2.0 3.0                 | 6.0
 gfx942  | v_fma_f32 v0, -v1, v2, 1.0             | 2.0 3.0                 | -5.0
 gfx942  | v_fmamk_f32 v0, v1, 0x40000000, v2     | 3.0 1.0                 | 7.0
+gfx90a  | v_madmk_f32 v0, v1, 0x40000000, v2     | 3.0 1.0                 | 7.0
+gfx90a  | v_madak_f32 v0, v1, v2, 0x40000000     | 3.0 5.0                 | 17.0
+gfx90a  | v_mad_f32 v0, -v1, v2, 1.0             | 2.0 3.0                 | -5.0
+gfx90a  | v_mad_f32 v0, v1, v2, v3               | 0x3f800800 0x3f800800 -1.0 | 0x3a000000
+gfx90a  | v_fma_f32 v0, v1, v2, v3               | 0x3f800800 0x3f800800 -1.0 | 0x3a000400
+gfx90a  | v_mad_f32 v0, v1, v2, v3               | 0x00400000 2.0 0        | 0.0
+gfx90a  | v_mad_f32 v0, v1, v2, v3               | 0x00800000 0.5 0        | 0.0
+gfx90a  | v_mad_f32 v0, v1, 0, v2                | 1.0 0x807fffff          | 0x00000000
 gfx1100 | v_add_f32_e64 v0, v1, v2 clamp         | 2.0 3.0                 | 1.0
 gfx942  | v_add_f32_e64 v0, v1, v2 clamp         | nan 3.0                 | 0.0
 gfx942  | v_pk_add_f16 v0, v1, v2 clamp          | 0x7e00c000 0x3c003c00   | 0x00000000
@@ -311,8 +320,8 @@ gfx942  | v_cvt_f32_f16_sdwa v0, v1 dst_sel:DWORD dst_unused:UNUSED_PAD src0_sel
 def test_one_instruction(example):
     target, *middle, inputs, expected = (cell.strip() for cell in example.split(" | "))
     v = {0: 0x77777777} | dict(enumerate(map(number, inputs.split()), 1))
-    if any(name in example for name in ("fmac", "dot2acc", "dot2c")):
-        v[0] = 0.0 if "fmac" in example else -4.0
+    if any(name in example for name in ("mac", "dot2acc", "dot2c")):
+        v[0] = 0.0 if "mac" in example else -4.0
     wave = run(target, middle[0], v)
     expected = number(expected)
     if isinstance(expected, int):
