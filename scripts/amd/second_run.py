@@ -16,10 +16,12 @@ import numpy as np
 import torch
 import triton.language as tl
 from triton import knobs
+from triton._C.libtriton import ir
 from triton.runtime import interpreter
 from triton.runtime.interpreter import InterpretedFunction, InterpreterBuilder, TensorHandle
 from triton.runtime.jit import JITFunction
 
+from .arithmetic import E4M3, E4M3_FNUZ, E5M2, E5M2_FNUZ, fp8_bits
 from .assembly import Fault
 from .compare import same, with_bfloat16
 from .launch import execute_launch, storage_extent
@@ -28,6 +30,7 @@ from .launch import execute_launch, storage_extent
 # results, and sums in another order for wider ones.
 ROUNDING = {torch.bfloat16: 2.0**-7, torch.float16: 2.0**-10, torch.float32: 1e-5, torch.float64: 1e-12}
 FP8_ROUNDING = 2.0**-2
+FP8_FORMATS = {"fp8e4nv": E4M3, "fp8e5": E5M2, "fp8e4b8": E4M3_FNUZ, "fp8e5b16": E5M2_FNUZ}  # Triton's names
 
 
 @dataclasses.dataclass
@@ -78,6 +81,26 @@ def with_bfloat16_arithmetic(operation, function_place):
     return compute
 
 
+def rounding_to_nearest(convert):
+    """Return the conversion of floats of Triton's interpreter, which rounds to fp8 and bfloat16 as Triton does.
+
+    The interpreter's own loses the carry when fp8 is rounded up to a power of two (7.6 becomes 4), and cuts bfloat16.
+    """
+
+    def converted(numbers, kind, to, rounding):
+        if rounding not in (None, ir.ROUNDING_MODE.RTNE) or to.name not in (*FP8_FORMATS, "bf16"):
+            return convert(numbers, kind, to, rounding)
+        if kind.name not in ("fp16", "bf16", "fp32", "fp64"):
+            return convert(numbers, kind, to, rounding)
+        wide = widened(numbers, kind)
+        if to.name == "bf16":
+            return rounded_to_bfloat16(wide)
+        codes, _ = fp8_bits(wide, FP8_FORMATS[to.name])
+        return codes.astype(np.uint8)
+
+    return converted
+
+
 @contextlib.contextmanager
 def interpreting():
     """Let Triton's interpreter run what @triton.jit has made."""
@@ -104,6 +127,7 @@ def interpreting():
         mock.patch.object(JITFunction, "__call__", lambda kernel, *args, **given: interpreted(kernel)(*args, **given)),
         mock.patch.multiple(InterpreterBuilder, **operations),
         mock.patch.object(interpreter, "_implicit_cvt", converted),
+        mock.patch.object(interpreter, "_convert_float", rounding_to_nearest(interpreter._convert_float)),
         mock.patch.object(knobs.runtime, "interpret", True),
         np.errstate(all="ignore"),
     ):

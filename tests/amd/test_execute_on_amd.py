@@ -412,6 +412,29 @@ def test_accesses_of_a_source_line_are_added_up():
     assert Session("gfx942").access_table("lines") == ""
 
 
+@pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("to", [torch.float8_e4m3fn, torch.float8_e5m2, torch.bfloat16])
+def test_the_comparison_rounds_as_triton_does(kind, to):
+    """Triton's interpreter makes 4 of 7.6 in float8_e5m2."""
+    import numpy as np
+    import triton.language as tl
+    from triton._C.libtriton import ir
+    from triton.runtime import interpreter
+
+    from amd.second_run import interpreting
+
+    names = {
+        torch.float16: tl.float16, torch.bfloat16: tl.bfloat16, torch.float32: tl.float32,
+        torch.float8_e4m3fn: tl.float8e4nv, torch.float8_e5m2: tl.float8e5,
+    }  # fmt: skip
+    given = torch.cat([torch.linspace(-9, 9, 999), 2.0 ** torch.arange(-20, 8)]).to(kind)
+    numbers = given.view(torch.int16).numpy().view(np.uint16) if kind is torch.bfloat16 else given.numpy()
+    with interpreting():
+        found = interpreter._convert_float(numbers, names[kind], names[to], ir.ROUNDING_MODE.RTNE)
+    bits = torch.uint16 if to is torch.bfloat16 else torch.uint8
+    assert torch.equal(torch.from_numpy(found).view(bits), given.to(to).view(bits))
+
+
 def test_differences_are_measured_against_the_largest_number():
     from amd.second_run import largest_difference, rounding_of
 
