@@ -3,6 +3,7 @@
 Which lane holds which element is what the documents give as tables, and AMD's "Matrix Instruction Calculator". Elements
 of 16 or 8 bits lie one after another in a lane's registers. Sums of floats are taken in float64 and rounded once, while
 hardware rounds on its way, in an order that is not documented. Sums of integers are exact, and wrap around at 32 bits.
+Those of float64 are taken in NumPy's longdouble.
 """
 
 import re
@@ -14,9 +15,9 @@ from .assembly import Fault
 from .operands import DTYPES, constant, flags, register_count, vector_register
 
 FP8_PAIR = "(?:fp8|bf8)_(?:fp8|bf8)"
-MFMA = re.compile(rf"v_mfma_[fi]32_(\d+)x\d+x(\d+)_?(f32|xf32|f16|bf16|i8|f8f6f4|{FP8_PAIR})(_1k)?$")
+MFMA = re.compile(rf"v_mfma_(?:[fi]32|f64)_(\d+)x\d+x(\d+)_?(f64|f32|xf32|f16|bf16|i8|f8f6f4|{FP8_PAIR})(_1k)?$")
 WMMA = re.compile(rf"v_wmma_[fi]32_16x16x16_(f16|bf16|iu8|{FP8_PAIR})$")
-BYTES = {"f32": 4, "xf32": 4, "f16": 2, "bf16": 2, "i8": 1, "u8": 1, "fp8": 1, "bf8": 1}
+BYTES = {"f64": 8, "f32": 4, "xf32": 4, "f16": 2, "bf16": 2, "i8": 1, "u8": 1, "fp8": 1, "bf8": 1}
 # The modifiers cbsz and blgp of f8f6f4 -> format of A and of B. Others have 6 or 4 bits.
 F8F6F4 = {"0": "fp8", "1": "bf8"}
 
@@ -24,6 +25,8 @@ F8F6F4 = {"0": "fp8", "1": "bf8"}
 def elements(registers, kind, target):
     """Return float64 [lane, element] of registers [register, lane]."""
     by_lane = np.ascontiguousarray(registers.T)
+    if kind == "f64":
+        return by_lane.view(np.float64)
     if kind in ("i8", "u8"):
         return by_lane.view(np.int8 if kind == "i8" else np.uint8).astype(np.float64)
     if kind in ("fp8", "bf8"):
@@ -41,8 +44,10 @@ def without_denormals(x, kind):
     return np.where(np.abs(x) < (2.0**-14 if kind == "f16" else SMALLEST_NORMAL), 0.0, x)
 
 
-def mfma_layout(size, depth):
+def mfma_layout(size, depth, kind=""):
     """Return rows (of A; columns of B) and k of [lane, element], and rows and columns of D [register, lane].
+
+    Of float64, a register of D means two.
 
     size: rows of A and columns of B. Each group of `size` lanes holds a slice of k.
     """
@@ -52,7 +57,9 @@ def mfma_layout(size, depth):
     rows = np.repeat(lane % size, each).reshape(64, each)
     k = group[:, None] * each + np.arange(each)
     register = np.arange(size * size // 64)[:, None]
-    if size == 16:
+    if kind == "f64":
+        d_rows = 4 * register + group
+    elif size == 16:
         d_rows = register + 4 * group
     else:
         d_rows = register // 4 * 8 + 4 * group + register % 4
@@ -104,7 +111,7 @@ def shape_of(instruction, kernel):
     if found := MFMA.match(instruction.name):
         size = int(found[1])
         depth = int(found[2])
-        return size, depth, found[3], mfma_layout(size, depth)
+        return size, depth, found[3], mfma_layout(size, depth, found[3])
     if found := WMMA.match(instruction.name):
         is_byte = found[1] not in ("f16", "bf16")
         return 16, 16, found[1], wmma_layout(kernel.target, 1 if is_byte else 2)
@@ -123,6 +130,8 @@ def cycles_of(instruction, kernel):
         return 16 if kind in ("f16", "bf16") else 8
     if kind == "f8f6f4":
         return 2 * size
+    if kind == "f64":
+        return 64 if kernel.target == "gfx950" else 32
     is_fast = kernel.target != "gfx90a" and kind != "f32"
     return size if is_fast else 2 * size
 
@@ -144,10 +153,14 @@ def translate(instruction, kernel):
     rows, k, d_rows, d_columns = layout
     counts = [register_count(text) for text in (destination, a, b)]
     sources = rows.shape[1] * BYTES[kind_a] // 4  # registers of A, and of B
-    if counts != [len(d_rows), sources, sources]:
+    results = len(d_rows) * (2 if kind_a == "f64" else 1)  # registers of C and D
+    if counts != [results, sources, sources]:
         raise Fault(f"operands of {counts} registers")
     is_integer = kind_a in ("i8", "u8")
-    result = "i32" if is_integer else "f32"
+    if is_integer:
+        result = "i32"
+    else:
+        result = "f64" if kind_a == "f64" else "f32"
     start = constant(c, result) if c_first is None else None
     is_wmma = instruction.name.startswith("v_wmma")
     repeats = is_wmma and rows.shape[1] == 16
@@ -166,16 +179,22 @@ def translate(instruction, kernel):
         if flushes:
             x = without_denormals(x, kind_a)
             y = without_denormals(y, kind_b)
-        matrix_a = np.empty((size, depth))
-        matrix_b = np.empty((depth, size))
+        wide = np.longdouble if result == "f64" else np.float64
+        matrix_a = np.empty((size, depth), wide)
+        matrix_b = np.empty((depth, size), wide)
         matrix_a[rows, k] = x
         matrix_b[k, rows] = y
-        added = start if c_first is None else wave.v[c_first : c_first + len(d_rows)].view(DTYPES[result])
+        added = start
+        if c_first is not None:
+            added = wave.v[c_first : c_first + results]
+            added = elements(added, "f64", kernel.target).T if result == "f64" else added.view(DTYPES[result])
         total = (matrix_a @ matrix_b)[d_rows, d_columns] + added  # [register, lane]
         if is_integer:  # float64 holds it exactly
             if clamps:
                 total = np.clip(total, -(2.0**31), 2.0**31 - 1)
             return total.astype(np.int64).astype(np.uint32)
+        if result == "f64":
+            return np.ascontiguousarray(total.astype(np.float64).T).view(np.uint32).T
         total = total.astype(np.float32)
         if flushes:
             total = np.where(np.abs(total) < SMALLEST_NORMAL, np.float32(0), total)
