@@ -811,6 +811,39 @@ def test_what_passes_must_compile(tmp_path):
         assert passes or verdict["kind"] == "compile"
 
 
+DROPOUT = """
+@triton.jit
+def random_kernel(u_ptr, n, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(u_ptr + i, tl.rand(7, i), mask=i < n)
+
+
+def inputs(n):
+    return {"x": torch.randn(n)}
+
+
+def reference(x):
+    u = torch.empty(x.shape, device=x.device)
+    random_kernel[(triton.cdiv(u.numel(), 4),)](u, u.numel(), 4)
+    return x * (u > 0.5)
+"""
+
+
+@pytest.mark.slow
+@interpreted
+@pytest.mark.skipif(compilation.obstacle() is not None, reason="Triton compiles for a GPU that it sees only")
+def test_a_reference_that_launches_a_kernel_is_compiled_with_no_device(tmp_path):
+    """It draws the random numbers of a dropout, and the kernel's compilation needs its results' shapes."""
+    body = "x = tl.load(x_ptr + i, mask=i < n)\n    "
+    body += "tl.store(y_ptr + i, tl.where(tl.rand(7, i) > 0.5, x, 0.0), mask=i < n)"
+    kernel = SMALL.format(extra="", body=body, allocate="empty_like(x)", block=", 4")
+    task = SMALL_TASK.format(dtypes="torch.float32", formula="x").split("def inputs")[0] + DROPOUT
+    (tmp_path / "kernel.py").write_text(kernel)
+    (tmp_path / "task.py").write_text(f"import triton\nimport triton.language as tl\n{task}")
+    (verdict,) = check.grade([(tmp_path, "check")], timeout=600, program="own_kernel.py")
+    assert verdict["passed"] and "compiles for gfx942" in verdict["sentence"], verdict
+
+
 def test_a_refusal_inside_triton_has_the_kernel_s_line():
     """A function that the kernel calls has the reason, and its caller's error the line."""
     source = "def test_a_refusal_inside_triton_has_the_kernel_s_line():\n"
