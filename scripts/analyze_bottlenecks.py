@@ -22,7 +22,7 @@ from common.command_line import Parser
 from common.measuring.ceilings import ceilings_line
 from common.profiles import INTERPRETED
 from common.profiles.gemms import gemm_results, gemm_table, no_gemms
-from common.profiles.idle import EXPOSED, exposed, hardly_waits, idle_results, idle_tables
+from common.profiles.idle import EXPOSED, IDLE_BOUND, exposed, hardly_waits, idle_results, idle_tables
 from common.profiles.operators import OVER_A_LINK
 from common.profiles.roofline import add_trace_options, analyzed_trace
 from common.tables import columns, emit, rounded, text_table, write_csv, write_whole
@@ -61,6 +61,7 @@ IN_PARTICULAR = [  # group, pattern of its longest operator
     ("GEMM", "bmm$", "if these are attention's scores: scaled_dot_product_attention, which keeps none in memory"),
     ("attention", "softmax", "scaled_dot_product_attention: one kernel, no T x T scores in memory"),
 ]
+LOADING = "enumerate(DataLoader)#"  # begins PyTorch's mark around the wait for a batch
 FOR_HOST_COPIES = "pinned memory and non_blocking=True, to overlap with kernels, or data that stays on the GPU"
 
 
@@ -92,8 +93,8 @@ def ranked(rows):
 def targets(rows, advice=ADDRESSED_BY, step_ms=0.0):
     """Return a row per group, by the time that could be saved; where that is not known, by its whole time.
 
-    A group of which most time has no floor has no bound: it may have everything to win. step_ms: with idle time, which
-    shorter kernels leave.
+    A group of which most time has no floor has no bound: it may have everything to win. step_ms: with idle time, or on
+    a CPU with Python and loading data, which shorter kernels leave.
     """
     busy = sum(row["ms"] for row in rows)
     whole = max(step_ms, busy)
@@ -132,6 +133,33 @@ def waiting(idle):
     return [f"{found}. Shorter kernels don't change that, so begin there."]
 
 
+def step_on_cpu(profile, steps):
+    """Return the milliseconds of a step on a CPU, and those that it waits for its data, both under the profiler."""
+    first = profile.calls[0].start_ns
+    last = max(call.end_ns for call in profile.calls)
+    spans = [(max(start, first), end) for start, end in profile.spans] or [(first, last)]
+    loading = 0.0
+    for event in profile.host:
+        if event["name"].startswith(LOADING):
+            start, end = 1e3 * event["ts"], 1e3 * (event["ts"] + event["dur"])
+            loading += sum(max(0.0, min(end, stop) - max(start, begin)) for begin, stop in spans)
+    whole = sum(end - start for start, end in spans)
+    return {"whole_ms": whole / steps / 1e6, "loading_ms": loading / steps / 1e6}
+
+
+def between_operators(step, rows):
+    """Return the sentence about a CPU's time outside operators, if it's a large part of the steps."""
+    busy = sum(row["ms"] for row in rows)
+    if busy >= (1 - IDLE_BOUND) * step["whole_ms"]:
+        return []
+    share = f"{100 * busy / step['whole_ms']:.0f} %"
+    found = f"A step takes {rounded(step['whole_ms'])} ms under the profiler, and its operators {share} of it."
+    rest = "Python and the profiler take the rest"
+    if step["loading_ms"]:
+        rest = f"It waits {rounded(step['loading_ms'])} ms for the DataLoader, and {rest}"
+    return [f"{found} {rest}, which shorter operators don't change."]
+
+
 def write_report(content, path):
     """Write the page: groups by the time that could be saved, operators by their time, idle time, matmuls."""
     rows = content["operators"]
@@ -142,6 +170,8 @@ def write_report(content, path):
         roofs += " shortest time that they allow, every input read once."
     facts = [("device", content["device"]), ("steps", content["steps"])]
     facts.append(("time", f"{rounded(sum(row['ms'] for row in rows))} ms in {what} per step"))
+    if content["on_cpu"]:
+        facts.append(("whole step", f"{rounded(content['step']['whole_ms'])} ms under the profiler"))
     notice = [*content["waiting"], roofs, *content["remarks"]]
     if content["interpreted"]:
         notice.append(INTERPRETED)
@@ -195,10 +225,17 @@ def analyze(options):
     profile, content = analyzed_trace(options)
     path = pathlib.Path(options.output_report)
     content["idle"] = None if content["on_cpu"] else idle_results(profile)
-    step_ms = content["idle"]["per_step"][-1]["whole_ms"] / content["steps"] if content["idle"] else 0.0
+    content["step"] = step_on_cpu(profile, content["steps"]) if content["on_cpu"] else None
+    if content["on_cpu"]:
+        step_ms = content["step"]["whole_ms"]
+    else:
+        step_ms = content["idle"]["per_step"][-1]["whole_ms"] / content["steps"]
     content["targets"] = targets(content["operators"], advice_for(profile, content["operators"]), step_ms)
     content["remarks"] += evidence(content["operators"]) if content["ceilings"] else []
-    content["waiting"] = waiting(content["idle"])
+    if content["on_cpu"]:
+        content["waiting"] = between_operators(content["step"], content["operators"])
+    else:
+        content["waiting"] = waiting(content["idle"])
     content["matmuls"] = gemm_results(profile, options.peak)
     content["no_matmuls"] = no_gemms(profile)
     folder = path.parent / "bottleneck_analysis"

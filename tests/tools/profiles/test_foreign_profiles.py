@@ -164,6 +164,32 @@ def test_the_mark_that_begins_after_the_last_step_is_none(write, capsys):
     assert read_profile(write(cpu)).steps == 2
 
 
+@pytest.mark.parametrize("marked", [True, False])
+@pytest.mark.parametrize(("us", "said"), [(149, True), (151, False)])
+def test_what_a_cpu_does_between_its_operators_is_part_of_the_step(
+    write, capsys, tmp_path, monkeypatch, marked, us, said
+):
+    """Two steps of 200 us, in each of which the DataLoader takes 40: operators leave more or less than a quarter."""
+    monkeypatch.chdir(tmp_path)
+    shapes = {"Input Dims": [[1, 1], [1, 1]], "Input type": ["float"] * 2, "Input Strides": [[], []]}
+    events = [mark(f"ProfilerStep#{i}", 200 * i, 200) for i in (0, 1) if marked]
+    events += [mark("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", 200 * i + 155, 40) for i in (0, 1)]
+    events.append(mark("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", 500, 40))  # after the last step
+    events += [host("cpu_op", "aten::mm", 200 * i, us, **shapes) for i in (0, 1)]
+    if not marked:  # from the first operator to the end of the last
+        events.append(host("cpu_op", "aten::mm", 400, 0, **shapes))
+    data = ["--profile-data", write(events, deviceProperties=[]), "--peak", "1,1"]
+    found = result_of(bottlenecks.main, data if marked else [*data, "--steps", 2], capsys)
+    assert found["step"] == pytest.approx({"whole_ms": 0.2, "loading_ms": 0.04})
+    assert found["targets"][0]["step_could_be"] == pytest.approx(200 / (200 - us), rel=1e-3)
+    assert bool(found["waiting"]) == said
+    if said:
+        assert "and its operators 74 % of it. It waits 0.0400 ms for the DataLoader" in found["waiting"][0]
+    assert bottlenecks.main(list(map(str, data if marked else [*data, "--steps", 2]))) == 0
+    assert ("under the profiler" in capsys.readouterr().out) == said
+    assert "- whole step: 0.200 ms under the profiler" in (tmp_path / "bottlenecks.md").read_text()
+
+
 # ---------------------------------------------------------------- 2: several GPUs and processes
 
 
