@@ -12,6 +12,7 @@ SMALL = 3e-5  # relative error: a rounding to float16 makes ten times as much
 ALIKE = 1e-2  # relative error of two results that are the same one: bfloat16 rounds by 4e-3 at most
 ROOM = 10  # times the bound of a right result: a wrong one may round more, in larger numbers
 SHOWN = 6  # labels of a result
+ALONE = "its only element"  # the place in a result without dimensions, such as a loss
 DIVISORS = range(2, 17)  # in place of the number of ranks; a larger one would be found in any factor
 FACTORS = {2: "2", 0.5: "1/2", -1: "-1", math.log2(math.e): "log2(e)", math.log(2): "ln(2)"}
 
@@ -92,7 +93,7 @@ class Judge:
     def place(self, name, index):
         """Return 'row 7, column 96 (program 1)', or in the brackets the words that the task has for an element."""
         names = self.task.names[name].split()
-        where = ", ".join(f"{dimension} {i}" for dimension, i in zip(names, index, strict=True))
+        where = ", ".join(f"{dimension} {i}" for dimension, i in zip(names, index, strict=True)) or ALONE
         owner = self.task.owner(self.module, name, index, self.inputs)
         if isinstance(owner, tuple) and owner:
             owner = f"program {', '.join(map(str, owner))}"
@@ -104,7 +105,7 @@ class Judge:
         if len(names) != len(shape):
             return f"element {element}"
         index = torch.unravel_index(torch.tensor(element), shape)
-        return ", ".join(f"{dimension} {int(i)}" for dimension, i in zip(names, index, strict=True))
+        return ", ".join(f"{dimension} {int(i)}" for dimension, i in zip(names, index, strict=True)) or ALONE
 
     def check_written(self, name, got):
         unwritten = never_written(got).nonzero().tolist()

@@ -133,6 +133,19 @@ def test_a_typical_error_is_recognised_up_to_ten_bounds(times, named):
     assert (judged.find_suspect(got, exact, {"y": BOUND}, ["y"]) == "doubled") is named
 
 
+@pytest.mark.parametrize(("value", "said"), [(0.5, "worst at its only element: 0.5 instead of 1; "), (math.nan, "NaN")])
+def test_a_result_without_dimensions_has_a_place(value, said):
+    """Such as a loss."""
+    exact = {"y": torch.ones((), dtype=torch.float64)}
+    judged = judge_of(names="")
+    got = {"y": torch.tensor(value, dtype=torch.float64)}
+    with pytest.raises(judge.Wrong, match=said) as wrong:
+        judged.check_finite("y", got, exact)
+        judged.check_values(got, exact, exact)
+    assert "its only element" in str(wrong.value)
+    assert judged.place_in_memory("y", 0, got["y"].shape) == "its only element"
+
+
 @pytest.mark.parametrize("element", [(0, 0), (3, 7)])
 def test_one_wrong_element_is_wrong(element):
     """In the first place and in the last."""
