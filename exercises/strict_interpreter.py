@@ -236,9 +236,10 @@ class Watch(contextlib.ExitStack):
             return None
         tensor, element, programs = self.stored_again
         said = (
-            f"{programs} both store element {element} of {tensor.name}: do they count the same work twice? A loop over"
+            f"{programs} both store element {element} of {tensor.name}: should both add to it, with tl.atomic_add, or"
         )
-        return f"{said} rows begins at the program's number and steps by the number of programs"
+        said += " do they count the same work twice? A loop over rows begins at the program's number"
+        return f"{said} and steps by the number of programs"
 
     def note_lines(self, builder):
         """Note the lines that the kernel has come to a load or store by, and whether this program was there before."""
@@ -395,6 +396,8 @@ class Watch(contextlib.ExitStack):
 
     def checked_update(self, update):
         def atomic_rmw(builder, operation, pointers, value, mask, *rest):
+            if is_bfloat16(value):
+                raise Unsupported("has no atomic operations in bfloat16: add in float32, which rounds less, too")
             self.atomics = True
             self.note_lines(builder)
             addresses = pointers.data[mask.data.astype(bool)].astype(np.int64)

@@ -676,6 +676,20 @@ def test_arithmetic_in_bfloat16_is_left_to_a_gpu(tmp_path):
 
 
 @interpreted
+def test_atomic_operations_in_bfloat16_are_left_to_a_gpu(tmp_path):
+    body = "tl.atomic_add(y_ptr + i, x, mask=i < n)"
+    verdict = small(tmp_path, body, "2 * x / 2", dtypes="torch.float32, torch.bfloat16", allocate="zeros_like(x)")
+    said = "bfloat16 on a GPU only, because Triton's interpreter has no atomic operations in bfloat16: add in float32"
+    assert verdict["passed"] and said in verdict["sentence"], verdict
+
+
+@interpreted
+def test_programs_that_store_what_they_should_add_are_told_of_atomics(tmp_path):
+    verdict = small(tmp_path, "tl.store(y_ptr, tl.sum(x, 0))", "x.sum()[None]", allocate="zeros(1)")
+    assert verdict["kind"] == "value" and "both store element 0 of y: should both add to it" in verdict["sentence"]
+
+
+@interpreted
 @pytest.mark.parametrize(
     ("function", "status", "said"),
     [
