@@ -386,10 +386,10 @@ def run_way(task, sizes, dtype, way, seen, configurations):
     given = {name: between_bands(value, layouts[name]) for name, value in tensors_of(values).items()}
     inputs = values | given
     leaves = gradients_of(task, inputs)
-    cotangents = draw_cotangents(task, inputs, leaves, way.layout if way.of == "gradients" else "contiguous")
-    leaves = [way.leaf] if way.leaf else leaves
-    dense = values | contiguous(given), contiguous(cotangents)
     with grading.on_target():  # a reference may launch kernels, too: to draw the random numbers of a dropout
+        cotangents = draw_cotangents(task, inputs, leaves, way.layout if way.of == "gradients" else "contiguous")
+        leaves = [way.leaf] if way.leaf else leaves
+        dense = values | contiguous(given), contiguous(cotangents)
         plain = plain_results(task, dense[0], leaves, dense[1], dtype)
         exact = defined(task, in_dtype(dense[0], torch.float64), leaves, in_dtype(dense[1], torch.float64))
     exact = {name: value.double() for name, value in exact.items()}  # of integers, too
