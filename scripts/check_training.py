@@ -2308,11 +2308,15 @@ def in_evaluation_mode(watch):
 
 
 def frozen_between(facts):
-    """Return frozen parameters of a layer whose twins in an earlier layer train."""
+    """Return frozen parameters of a layer whose twins in an earlier layer train.
+
+    In a Sequential, a convolution's weight is no twin of a batch norm's.
+    """
     layers = collections.defaultdict(dict)
     for record in facts.live + facts.of("frozen"):
+        kind = owner_type(record) if record.owners else None
         for number in re.finditer(r"(?<=\.)\d+(?=\.)|^\d+(?=\.)", record.name):
-            family = (record.name[: number.start()], record.name[number.end() :])
+            family = (record.name[: number.start()], record.name[number.end() :], kind)
             layers[family][int(number[0])] = record
     odd = []
     for family in layers.values():

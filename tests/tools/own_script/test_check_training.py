@@ -210,6 +210,30 @@ def test_layers_that_are_frozen_before_the_first_that_trains_are_meant(check, wr
     assert status == 0 and found == ([[f"{number}.weight" for number in between]] if between else []), printed
 
 
+FROZEN_NORMS = """
+import torch
+from torch import nn
+torch.manual_seed(0)
+block = [nn.Conv2d(2, 2, 1), nn.BatchNorm2d(2), nn.ReLU()]
+model = nn.Sequential(*block, nn.Conv2d(2, 2, 1), nn.BatchNorm2d(2), nn.Flatten())
+for number in FROZEN:
+    model[number].eval().requires_grad_(False)
+optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2)
+for step in range(9):
+    optimizer.zero_grad()
+    model(torch.randn(5, 2, 3, 3)).square().mean().backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(("frozen", "between"), [([1, 4], []), ([4], ["4.weight", "4.bias"])])
+def test_batch_norms_frozen_between_convolutions_of_a_sequential_are_meant(check, write, frozen, between):
+    """As in a detector's backbone; one of two norms is a warning."""
+    status, report, printed = check(write(FROZEN_NORMS.replace("FROZEN", str(frozen))))
+    found = [finding["tensors"] for finding in report["findings"] if finding["kind"] == "frozen_between"]
+    assert status == 0 and found == ([between] if between else []), printed
+
+
 OVERFLOW = """
 import torch
 torch.manual_seed(0)
