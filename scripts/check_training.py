@@ -268,9 +268,27 @@ class Record:
 
     @property
     def put_back(self):
-        """Say whether every step changed it and the next one began from the same values again."""
-        begins = {step.before for step in self.seen}
-        return len(self.seen) > 2 and len(begins) == 1 and all(step.changed for step in self.seen)
+        """Say whether every step changed it and the next one began from the same values again.
+
+        SAM adds another perturbation before each step: what its first backward finds counts too.
+        """
+        begins = [step.before for step in self.seen]
+        first = {}
+        for arrival in self.arrivals:
+            first.setdefault(arrival.step, int(arrival.weights))
+        again = any(len(values) > 2 and len(set(values)) == 1 for values in (begins, list(first.values())))
+        return again and all(step.changed for step in self.seen)
+
+    @property
+    def stepped_again(self):
+        """Return in how many of the first steps its gradient was that of the step before, without a new backward."""
+        new = {arrival.step for arrival in self.arrivals}
+        count = 0
+        for number, (last, step) in enumerate(itertools.pairwise(self.seen[:LOOK]), 1):
+            same = step.largest != 0 and step.gradient == last.gradient
+            if same and number not in new and min(new, default=LOOK) < number:
+                count += 1
+        return count
 
     @property
     def changed_between(self):
@@ -2083,6 +2101,7 @@ NEXT = {  # kind of a finding: what to do
     "copied_tie": "assign the Parameter itself, head.weight = embedding.weight, and build the optimizer afterwards",
     "empty_steps": "call backward on the loss of each new batch",
     "repeated": "look for a stored gradient, or for a loss of the same batch and the same weights",
+    "stepped_again": "call optimizer.step() once per gradient; a gradient scaler's step() calls it too",
     "never_cleared": "call optimizer.zero_grad() once per step",
     "overwritten": "call zero_grad() once per step, not once per backward",
     "not_finite": "torch.autograd.set_detect_anomaly(True) names the operation",
@@ -2166,6 +2185,10 @@ def gradient_findings(facts):
         found.append(Finding("empty_steps", text))
     if len(repeated) > 0.9 * len(moving):
         found += findings_on(facts, "repeated", "the same gradient in every step, bit for bit", repeated)
+    again = [record for record in moving if record.stepped_again > 1 and not record.repeats]
+    if len(again) > 0.9 * len(moving):
+        text = "stepped again with the gradient of the step before, and no backward between the two"
+        found += findings_on(facts, "stepped_again", text, again)
     found += findings_on(facts, "never_cleared", "gradients add up over the steps, zero_grad() is missing", kept)
     text = "gradients of earlier backward passes are cleared before the step that they are for"
     return found + findings_on(facts, "overwritten", text, overwritten(facts))

@@ -932,6 +932,28 @@ for step in range(9):
     optimizer.step()
     optimizer.zero_grad()
 """
+PERTURBED = """
+for step in range(9):
+    x = torch.randn(6, 4)
+    y = torch.randint(2, (6,))
+    F.cross_entropy(model(x), y).backward()
+    start = [p.detach().clone() for p in model.parameters()]
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(0.05 * p.grad)
+    optimizer.zero_grad()
+    F.cross_entropy(model(x), y).backward()
+    ORDER
+    optimizer.zero_grad()
+"""
+PUT_BACK_PARAMETERS = "[p.data.copy_(value) for p, value in zip(model.parameters(), start)]"
+STEPPED_AGAIN = """
+for step in range(9):
+    optimizer.zero_grad()
+    F.cross_entropy(model(torch.randn(6, 4)), torch.randint(2, (6,))).backward()
+    optimizer.step()
+    AGAIN
+"""
 ALPHA = "alpha = torch.ones(1, requires_grad=True)\nlater = torch.optim.SGD([alpha], lr=0.1)\ntrain()"
 CRITIC = "critic = nn.Sequential(nn.Linear(2, 1))\nlater = torch.optim.SGD(critic.parameters(), lr=0.1)\ntrain()"
 SPEAKS = {  # script: its finding or warning, and words of the report; of a sound brother: None
@@ -945,6 +967,21 @@ SPEAKS = {  # script: its finding or warning, and words of the report; of a soun
     "evaluation": (DROPOUT + "model.eval()\ntrain()", "eval_mode", "2 modules"),
     "frozen_batch_norm": (DROPOUT + "model[2].eval()\ntrain()", None, SOUND_VERDICT),
     "put_back": (PUT_BACK, "put_back", "the same values again: 4 of 4 tensors"),
+    "perturbed": (PERTURBED.replace("ORDER", PUT_BACK_PARAMETERS + "; optimizer.step()"), None, SOUND_VERDICT),
+    "perturbed_and_put_back": (
+        PERTURBED.replace("ORDER", "optimizer.step(); " + PUT_BACK_PARAMETERS),
+        *("put_back", "the same values again: 4 of 4 tensors"),
+    ),
+    "stepped_again": (
+        STEPPED_AGAIN.replace("AGAIN", "optimizer.step()"),
+        *("stepped_again", "no backward between the two: 4 of 4 tensors"),
+    ),
+    "stepped_again_after_a_backward": (
+        STEPPED_AGAIN.replace(
+            "AGAIN", "optimizer.zero_grad(); model(torch.randn(6, 4)).mean().backward(); optimizer.step()"
+        ),
+        *(None, SOUND_VERDICT),
+    ),
     "one_put_back": (
         "start = {k: v.clone() for k, v in model[0].state_dict().items()}\n"
         "train(forward=lambda x: model[0].load_state_dict(start) and model(x))",

@@ -71,6 +71,41 @@ def test_one_matrix_that_is_put_back_in_three_steps_is_a_finding(steps, shape, f
     assert kinds_of(check_training.change_findings(facts)) == found
 
 
+def arrivals_in(*steps, weights=None):
+    """Return a gradient in each of these steps; weights: the parameter's bit sum at each, or another in every step."""
+    sums = weights or steps
+    return [
+        Arrival(step, torch.tensor(1.0), False, weights=torch.tensor(value))
+        for step, value in zip(steps, sums, strict=True)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("gradients", "steps", "found"),
+    [
+        ([1, 1, 2, 2], [0, 2], ["stepped_again"]),
+        ([1, 1, 2, 3], [0, 2, 3], []),  # once, as at the end of an accumulation
+        ([1, 1, 2, 2], [0, 1, 2, 3], []),  # the same gradient, but a new one
+        ([1, 2, 3, 4], [0, 2], []),  # computed by hand
+        ([1, 1, 2, 2], [], []),  # from no backward that we watch
+        ([1, 1, 1, 1], [0], ["repeated"]),
+    ],
+)
+def test_a_second_step_with_an_old_gradient_counts_from_the_second_time(gradients, steps, found):
+    seen = [Seen(value, 1.0, True, number, number + 1) for number, value in enumerate(gradients)]
+    facts = facts_on([record_of(seen, arrivals_in(*steps)) for _ in range(3)])
+    assert kinds_of(check_training.gradient_findings(facts)) == found
+
+
+@pytest.mark.parametrize(
+    ("weights", "found"),
+    [([5, 5], []), ([5, 5, 5], ["put_back"]), ([5, 5, 6], []), ([5, 5, 5, 5], ["put_back"])],
+)
+def test_weights_that_a_perturbation_hides_are_put_back_if_three_first_backwards_find_the_same(weights, found):
+    facts = facts_on([record_of(steps_of(len(weights)), arrivals_in(*range(len(weights)), weights=weights))])
+    assert kinds_of(check_training.change_findings(facts)) == found
+
+
 @pytest.mark.parametrize(("empty", "found"), [(1, []), (2, ["empty_steps"])])
 def test_one_step_may_have_no_gradient(empty, found):
     facts = facts_on([record_of(steps_of(8))])
