@@ -1726,9 +1726,9 @@ class Unrepeatable(Exception):
 class Rerun:
     """Repeat an outermost module's last calls, eagerly. Parameters, buffers and random state are put back."""
 
-    def __init__(self, module, root, detached=False):
+    def __init__(self, module, root, others=False):
         self.calls = list(root.calls.values())
-        self.detached = detached  # use the outputs that need no gradient, in place of those that a gradient reached
+        self.others = others  # use the outputs that no gradient reached, in place of those that one did
         self.reached = root.reached
         while isinstance(module, nn.parallel.DistributedDataParallel) or hasattr(module, "_orig_mod"):
             module = module._orig_mod if hasattr(module, "_orig_mod") else module.module  # no talk between processes
@@ -1782,11 +1782,9 @@ class Rerun:
 
     def is_used(self, call, number):
         """Say whether a gradient reached an output. All count if none can have one, or if none was reached."""
-        if self.detached:
-            return number not in call.attached
         if call.attached and self.reached:
-            return number in call.reached
-        return True
+            return (number in call.reached) != self.others
+        return not self.others
 
     def depends_on(self, params):
         """Say whether the outputs change with these parameters by more than from run to run."""
@@ -1862,7 +1860,7 @@ def fates_by_use(watch, suspects):
             rest = [record for record in mine if record not in used]
             dead.update(zero_factors(rerun, rest, end))
             with contextlib.suppress(Unrepeatable):  # there may be no such output
-                aside.update(dependent(Rerun(module, root, detached=True), rest, end))
+                aside.update(dependent(Rerun(module, root, others=True), rest, end))
         except Unrepeatable as reason:
             untested = [record for record in mine if record not in used]
             unknown.update(untested)

@@ -70,7 +70,7 @@ SOUND_VERDICT = "every parameter trains"
 # ---------------------------------------------------------------- sound scripts
 SOUND = "base kernel dropout checkpoint reentrant tied lbfgs sparse sgd fused autocast outside direct warm_up".split()
 SOUND += ["scaler,autocast", "accumulation", "evaluation", "accumulation,outside,scaler"]
-WARNED = {"unused_head": "unused", "same_batch": "same_input", "frozen_layer": "frozen_between"}
+WARNED = {"unused_head": "not_reached", "same_batch": "same_input", "frozen_layer": "frozen_between"}
 WARNED |= {"copied_tie": "copied_tie", "frozen_embedding": "frozen_held"}
 OTHER = {"gan": [], "wgan": [], "dqn": ["idle"], "lora": [], "convolution": ["too_small"]}
 OTHER |= {"experts": ["unused"], "dense_experts": ["unused"]}
@@ -100,7 +100,7 @@ def test_what_may_be_meant_is_a_warning(check, way):
 def test_an_unused_head_of_a_model_called_by_its_forward_is_a_warning(check):
     """PyTorch gives model.forward() no hook: head and blocks look like modules that run on their own."""
     status, report, printed = check(SAMPLES / "char_gpt.py", "direct", "unused_head")
-    assert (status, without_times(kinds(report, True))) == (0, ["unused"]), printed
+    assert (status, without_times(kinds(report, True))) == (0, ["not_reached"]), printed
     assert "value.weight, value.bias" in printed
 
 
@@ -463,6 +463,41 @@ def test_an_output_that_is_cut_outside_is_not_called_unused(check, write):
     status, report, printed = check(write(script))
     assert (status, without_times(kinds(report, True))) == (0, ["not_reached"]), printed
     assert "critic.weight, critic.bias" in printed
+
+
+TWO_HEADS = """
+class Heads(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(4, 2)
+        self.second = nn.Linear(4, 2)
+        self.third = nn.Linear(4, 2)
+    def forward(self, x):
+        self.third(x)
+        return {"first": self.first(x), "second": self.second(x)}
+model = Heads()
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+def outputs(x):
+    found = model(x)
+    return LOSS
+train(forward=outputs)
+"""
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        'found["first"]',
+        'found["first"] + found["second"].mean().item()',
+        'torch.stack([found["first"], found["second"].detach()]).sum(0)',
+    ],
+)
+def test_an_output_that_the_loss_does_not_reach_is_not_called_independent(check, write, loss):
+    """The model's output depends on the second head, and not on the third."""
+    status, report, printed = check(write(HEAD + TWO_HEADS.replace("LOSS", loss)))
+    found = {finding["kind"]: finding["tensors"] for finding in report["findings"]}
+    assert status == 0 and found["not_reached"] == ["second.weight", "second.bias"], printed
+    assert found["unused"] == ["third.weight", "third.bias"], printed
 
 
 CRITIC_AND_GENERATOR = """
@@ -1765,7 +1800,7 @@ FAULTS = {  # way: finding, tensors, words of the report
     "accumulation,scaler,swiglu_kernel": ("no_gradient", 9, MLP),
     "checkpoint,swiglu_kernel": ("no_gradient", 9, MLP),
     "evaluation,outside,attention_kernel": ("no_gradient", 12, "blocks.0.attention.out (has one)"),
-    "unused_head,swiglu_kernel": ("no_gradient", 9, "unused: no gradient, and the output does not depend"),
+    "unused_head,swiglu_kernel": ("no_gradient", 9, "no gradient reached the output of their module"),
 }
 
 
