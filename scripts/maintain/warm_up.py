@@ -180,7 +180,8 @@ def measure(arguments, argv):
     status = 0
     left = 0
     try:
-        with tempfile.TemporaryDirectory() as folder:  # nobody's: it reads the libraries from the disk
+        progress("a start that isn't kept: it reads the libraries from the disk")
+        with tempfile.TemporaryDirectory() as folder:
             started(KNOWN["b"], ["--preset", "tiny", *arguments.options], pathlib.Path(folder))
         for number in range(arguments.rounds):
             for preset in arguments.presets:

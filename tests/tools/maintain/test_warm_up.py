@@ -52,7 +52,11 @@ def test_each_start_is_timed_with_empty_and_with_filled_caches(scripts, tmp_path
     first = json.loads((tmp_path / "warm_up.json").read_text())["presets"]["small"]["b"][0]
     assert first["empty"] == {"imports, model": 3, "first step": 30, "other steps, graph": 4}
     assert first["filled"]["first step"] == 3
-    table = capsys.readouterr().out
+    table, told = capsys.readouterr()
+    assert told.splitlines()[:2] == [
+        "a start that isn't kept: it reads the libraries from the disk",
+        "small, round 1: version 1",
+    ]
     assert "37.0 (37.0 to 37.0)" in table and "10.0 (10.0 to 10.0)" in table
 
 
