@@ -58,7 +58,8 @@ NO_WORK = re.compile(
 )
 # Operators that compute although they call others: a GEMM copies an operand first, the kernels that Triton interprets
 # run inside a Python autograd function, and those of torch.compile inside CompiledFunction.
-COMPUTES_ITSELF = re.compile(r"aten::(mm|bmm|addmm|baddbmm)$|\w+Function(Backward)?$")
+PRODUCT = re.compile(r"aten::(mm|bmm|addmm|baddbmm)$")
+COMPUTES_ITSELF = re.compile(PRODUCT.pattern + r"|\w+Function(Backward)?$")
 # Operators that prepare the inputs or the output of their caller, which computes itself if it calls no others: sum
 # clears its output first, a division converts its divisor, a convolution's backward copies a weight.
 PREPARES = re.compile(r"aten::((zeros|ones)(_like)?|zero_|fill_|copy_|_to_copy|clone|contiguous|scalar_tensor)$")
@@ -563,8 +564,11 @@ def operators_that_compute(operators, updates):
 def calls_only(caller, callee):
     """Return True if an operator that calls this one does not compute itself.
 
-    Without gradients torch.compile's kernels have no CompiledFunction: they are the region's own work.
+    Without gradients torch.compile's kernels have no CompiledFunction: they are the region's own work. A matmul may
+    call another one: in bfloat16 PyTorch transposes the result by calling mm again.
     """
+    if PRODUCT.match(caller):
+        return bool(PRODUCT.match(callee))
     if caller.startswith("Torch-Compiled Region"):
         return callee.startswith("CompiledFunction")
     if COMPUTES_ITSELF.match(caller):

@@ -273,6 +273,15 @@ def computing(*operators, updates=()):
     return [(one["name"], one["dur"]) for one in traces.operators_that_compute(list(operators), list(updates))]
 
 
+@pytest.mark.parametrize("outer", ["aten::mm", "aten::addmm", "aten::bmm"])
+@pytest.mark.parametrize("inner", ["aten::mm", "aten::baddbmm"])
+def test_a_matmul_that_calls_another_one_counts_once(outer, inner):
+    """PyTorch computes a bfloat16 result on a CPU as its transpose, with the same shapes."""
+    parts = [operator(1, 2, "aten::copy_"), operator(4, 5, inner), operator(5, 1, "aten::copy_")]
+    assert computing(operator(0, 10, outer), *parts) == [("aten::copy_", 2), (inner, 4), ("aten::copy_", 1)]
+    assert computing(operator(0, 10, outer), parts[0]) == [(outer, 8), ("aten::copy_", 2)]  # it only copies
+
+
 def test_an_operator_that_begins_where_another_ends_is_not_called_by_it():
     assert computing(operator(0, 10, "aten::foo"), operator(10, 5, "aten::bar")) == [
         ("aten::foo", 10),
