@@ -39,6 +39,7 @@ from answers import TARGET_VARIABLE
 from common.measuring.guarded_memory import GuardedMemory, between_bands, bits, launches
 from common.versions import relative_error
 from judge import Judge, Wrong, check_bands, check_inputs
+from rounding import bounds_in_16_bits, reference_in, rounded, stored
 from speed import DeviceTimer, Speed, measure, recorded_speed
 from strict_interpreter import Watch, describe_shape
 
@@ -49,7 +50,7 @@ DTYPES = [torch.float32, torch.float16] + [torch.bfloat16] * (not INTERPRETED)
 if TARGET:
     from amd.launch import executed
 
-__all__ = ["Mistake", "Speed", "Task", "Wrong", "random", "relative_error"]  # used by the tasks
+__all__ = ["Mistake", "Speed", "Task", "Wrong", "random", "relative_error", "rounded", "stored"]  # used by the tasks
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,10 +76,13 @@ class Task:
     cases: name -> sizes, the smallest first.
     inputs(**sizes): name -> float32 or integer tensor, or number: the arguments of run().
     define(**inputs): name -> tensor that run() must produce, in the dtype of the inputs (float64 for the reference).
+        rounded() and stored() mark what it rounds on the way in 16 bits, see rounding.py.
     names: result -> names of its dimensions.
     owner(module, result, index, inputs): the program that writes an element; () if no kernel does. Or words that say
         what an element stands for.
     wide: inputs that stay float32 in a 16-bit run.
+    forward(**inputs): the inputs that a forward computed from the others. In a 16-bit run it computed them from rounded
+        ones.
     storage(results, inputs): output -> tensor of its shape and dtype, where outputs are packed.
     views(outputs, inputs): result -> its part of the outputs.
     mistakes: name -> Mistake.
@@ -91,7 +95,8 @@ class Task:
     kernel: True if it must launch one. launches: the names of kernels that it must launch. kernels: how many different
         ones it must launch, whatever their names.
     direct: True if its kernels write the outputs themselves, not tensors that run() copies from.
-    tolerance: relative error that is allowed in addition to twice PyTorch's, or tolerance(**inputs), which returns it.
+    tolerance: relative error that is allowed in addition to twice PyTorch's in float32, or tolerance(**inputs), which
+        returns it; for results of 16-bit inputs see rounding.py.
     launch(module, inputs, outputs): call run() and fill the outputs; on several ranks, see ranks.py.
     then(module, source): raise Wrong for what the results cannot show, or return words for the passed answer or None.
     speed: how fast the answer must be on a GPU.
@@ -105,6 +110,7 @@ class Task:
     mistakes: dict[str, Mistake]
     owner: Callable = lambda module, name, index, inputs: ()
     wide: tuple[str, ...] = ()
+    forward: Callable = lambda **inputs: {}
     storage: Callable = lambda results, inputs: results
     views: Callable = lambda outputs, inputs: outputs
     suspects: dict[str, Callable] = dataclasses.field(default_factory=dict)
@@ -174,7 +180,8 @@ def in_dtype(value, dtype):
 
 def cast(task, values, dtype):
     """Move inputs to the device in the dtype of a run; wide inputs stay float32."""
-    return {name: in_dtype(value, torch.float32 if name in task.wide else dtype) for name, value in values.items()}
+    moved = {name: in_dtype(value, torch.float32 if name in task.wide else dtype) for name, value in values.items()}
+    return moved | task.forward(**moved)
 
 
 def doubled(values):
@@ -189,7 +196,9 @@ def on_target():
 def run_case(task, module, sizes, dtype):
     """Raise Wrong unless run() produces what the task defines for these sizes in this dtype."""
     originals = cast(task, task.inputs(**sizes), dtype)
-    plain, exact = task.define(**copy.deepcopy(originals)), task.define(**doubled(originals))
+    plain = task.define(**copy.deepcopy(originals))
+    with reference_in(dtype):
+        exact = task.define(**doubled(originals))
     given = {name: between_bands(value) for name, value in originals.items() if isinstance(value, torch.Tensor)}
     storage = task.storage(plain, originals)
     with GuardedMemory():
@@ -222,7 +231,10 @@ def run_case(task, module, sizes, dtype):
     check_bands([*(outputs | given).items(), *allocated], watch.stores if watch else {})
     for name in exact:
         judge.check_finite(name, got, exact)
-    judge.check_values(got, plain, exact)
+    bounds = None
+    if dtype.itemsize == 2:
+        bounds = bounds_in_16_bits(task.define, originals, dtype, plain, exact, judge.tolerance())
+    judge.check_values(got, plain, exact, bounds)
     if task.kernel and not launched:
         raise Wrong("no kernel", None, "the results are right, but no kernel was launched: compute them in the kernel")
     if missing := [name for name in task.launches if name not in launched]:

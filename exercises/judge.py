@@ -146,14 +146,20 @@ class Judge:
             return None
         return min(found, key=lambda each: each[0])[1]
 
-    def check_values(self, got, plain, exact):
-        """Blame the first wrong result: the others follow from it, or are computed after it."""
+    def tolerance(self):
+        tolerance = self.task.tolerance
+        return tolerance(**self.inputs) if callable(tolerance) else tolerance
+
+    def check_values(self, got, plain, exact, bounds=None):
+        """Blame the first wrong result: the others follow from it, or are computed after it.
+
+        bounds: {name: relative error that it may have}; None: twice that of plain, and the tolerance.
+        """
         got = {name: got[name].double() for name in exact}
         errors = {name: relative_error(got[name], exact[name]) for name in exact}
-        tolerance = self.task.tolerance
-        if callable(tolerance):
-            tolerance = tolerance(**self.inputs)
-        bounds = {name: allowed(relative_error(plain[name], exact[name]), tolerance) for name in exact}
+        if bounds is None:
+            tolerance = self.tolerance()
+            bounds = {name: allowed(relative_error(plain[name], exact[name]), tolerance) for name in exact}
         wrong = [name for name in exact if not errors[name] <= bounds[name]]
         if not wrong:
             return
@@ -200,7 +206,7 @@ class Judge:
     def describe_pattern(self, name, got, exact, bound, error):
         """Return what the error looks like: a common factor, a region, or noise."""
         if self.rounds:
-            return "right in float32: look for a sum, or for what it adds up, that is rounded to 16 bits"
+            return "right in float32: what is rounded to 16 bits on the way: a sum, what it adds up, or a factor?"
         factor = ((got * exact).sum() / (exact * exact).sum()).item()
         # a factor explains an error of which it leaves little
         if factor and relative_error(got / factor, exact) < min(ROOM * bound, error / 4):

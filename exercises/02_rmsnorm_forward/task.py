@@ -4,7 +4,7 @@ import torch
 import triton
 
 from common.versions import load_version
-from grading import Mistake, Speed, Task, random
+from grading import Mistake, Speed, Task, random, rounded
 
 V1 = load_version(1)
 
@@ -20,8 +20,9 @@ def inputs(rows, C, eps=1e-7, scale=1.7):
 
 def define(residual, branch, w, eps):
     x = residual + branch
-    wide = V1.at_least_float32(x)
-    return {"x": x, "rstd": (wide.square().mean(1) + eps).rsqrt(), "y": V1.rms_norm(x, w, eps)}
+    loaded = rounded(x)
+    wide = V1.at_least_float32(loaded)
+    return {"x": x, "rstd": (wide.square().mean(1) + eps).rsqrt(), "y": V1.rms_norm(loaded, w, eps)}
 
 
 def with_rstd(compute):
@@ -134,5 +135,14 @@ TASK = Task(
         ),
         "normalized in 16 bits": Mistake("x = x.to(tl.float32)\n", "x = x.to(tl.float16).to(tl.float32)\n", "rstd"),
         "product rounded to 16 bits": Mistake(" w[None, :]).to", " w[None, :]).to(tl.float16).to", "y", says="16 bits"),
+        "squares in the inputs' dtype": Mistake(
+            "tl.sum(x * x, 1)",
+            "tl.sum((x * x).to(x_ptr.dtype.element_ty).to(tl.float32), 1)",
+            "rstd",
+            says="right in float32",
+        ),
+        "normalized x in the inputs' dtype": Mistake(
+            "x * rstd[:, None] * w", "(x * rstd[:, None]).to(x_ptr.dtype.element_ty) * w", "y", says="right in float32"
+        ),
     },
 )

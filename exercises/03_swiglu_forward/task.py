@@ -74,5 +74,11 @@ TASK = Task(
         "up not masked": Mistake("F + F + column, mask=mask, other=0.0", "F + F + column", "x", "stray load"),
         "columns not masked": Mistake("(row < rows) & (column < F)", "row < rows", "y", "stray"),
         "first columns alone": Mistake("tl.program_id(1) * BLOCK + ", "", "y", "unwritten"),
+        "silu in the inputs' dtype": Mistake(
+            "gate * tl.sigmoid(gate) * up",
+            "(gate * tl.sigmoid(gate)).to(y_ptr.dtype.element_ty) * up",
+            "y",
+            says="right in float32",
+        ),
     },
 )

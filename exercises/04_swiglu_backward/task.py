@@ -147,5 +147,11 @@ TASK = Task(
             "dy_ptr + row * F + column, mask=mask, other=0.0", "dy_ptr + row * F + column", "dy", "stray load"
         ),
         "second half forgotten": Mistake("dx_ptr + row * 2 * F + F + ", "dx_ptr + row * 2 * F + ", "dup", "unwritten"),
+        "silu in the inputs' dtype": Mistake(
+            "(dy * gate * sigmoid)",
+            "(dy * (gate * sigmoid).to(dx_ptr.dtype.element_ty))",
+            "dup",
+            says="right in float32",
+        ),
     },
 )

@@ -145,5 +145,11 @@ TASK = Task(
             "mask=rotated, other=1.0", "mask=head < rotated_heads, other=1.0", "cos", "stray load"
         ),
         "stored over the input": Mistake("(y_ptr + offsets + HALF", "(x_ptr + offsets + HALF", "x", "changed"),
+        "cosines in the inputs' dtype": Mistake(
+            "mask=rotated, other=1.0)",
+            "mask=rotated, other=1.0).to(x_ptr.dtype.element_ty)",
+            "y",
+            says="right in float32",
+        ),
     },
 )

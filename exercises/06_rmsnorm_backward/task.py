@@ -11,14 +11,17 @@ ROWS, PROGRAMS = 2, 3  # of the exercise
 
 
 def inputs(rows, C, past=True):
-    x = random(rows, C, seed=3, scale=1.4, offset=0.6)
-    return {
+    given = {
         "dy": random(rows, C, seed=1, scale=0.8, offset=0.2),
         "dx": random(rows, C, seed=2) if past else None,
-        "x": x,
+        "x": random(rows, C, seed=3, scale=1.4, offset=0.6),
         "w": random(C, seed=4, offset=1.5),
-        "rstd": (x.square().mean(1) + EPS).rsqrt(),
     }
+    return given | forward(**given)
+
+
+def forward(x, **rest):
+    return {"rstd": (x.double().square().mean(1) + EPS).rsqrt().float()}
 
 
 def define(dy, dx, x, w, rstd):
@@ -124,6 +127,7 @@ TASK = Task(
         (index[0] // 16,) if name == "dw" else (index[0] // module.ROWS % module.PROGRAMS,)
     ),
     wide=("rstd",),
+    forward=forward,
     storage=storage,
     views=lambda outputs, inputs: {"dresidual": outputs["dresidual"], "dw": outputs["dw"]},
     unwritten={
@@ -191,6 +195,18 @@ TASK = Task(
         "dx not masked": Mistake("dx_ptr + offsets, mask=mask, other=0.0", "dx_ptr + offsets", "dx", "stray load"),
         "last partial sums only": Mistake(
             "partial_sums += tl.load(", "partial_sums = tl.load(", "dw", says="partial sums count"
+        ),
+        "dw in the inputs' dtype": Mistake(
+            "dw += dy * x * rstd",
+            "dw = (dw + dy * x * rstd).to(x_ptr.dtype.element_ty).to(tl.float32)",
+            "dw",
+            says="right in float32",
+        ),
+        "g in the inputs' dtype": Mistake(
+            "g = dy * w[None, :]",
+            "g = (dy * w[None, :]).to(x_ptr.dtype.element_ty).to(tl.float32)",
+            "dresidual",
+            says="right in float32",
         ),
     },
 )

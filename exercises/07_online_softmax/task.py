@@ -123,5 +123,14 @@ TASK = Task(
             "stray load",
         ),
         "store not masked": Mistake("element_ty), mask=column < C", "element_ty)", "y", "stray"),
+        "sum in the inputs' dtype": Mistake(
+            "        m = m_new\n",
+            "        m = m_new\n        l = l.to(x_ptr.dtype.element_ty).to(tl.float32)\n",
+            "y",
+            says="right in float32",
+        ),
+        "exponentials in the inputs' dtype": Mistake(
+            "tl.exp(x - m) / l", "tl.exp(x - m).to(y_ptr.dtype.element_ty) / l", "y", says="right in float32"
+        ),
     },
 )

@@ -99,5 +99,14 @@ TASK = Task(
         "another query head's place": Mistake("o_ptr + (b * T * H + h) * D", "o_ptr + b * T * H * D", "o", "unwritten"),
         "lse without its maximum": Mistake("m * scale + tl.log2(l)", "tl.log2(l)", "lse"),
         "lse without its sum": Mistake("m * scale + tl.log2(l)", "m * scale", "lse"),
+        "scores in the inputs' dtype": Mistake(
+            "            m_new =",
+            "            S = S.to(q.dtype).to(tl.float32)\n            m_new =",
+            "lse",
+            says="right in float32",
+        ),
+        "sum of the rounded P": Mistake(
+            "tl.sum(P, 1)", "tl.sum(P.to(q.dtype).to(tl.float32), 1)", "lse", says="right in float32"
+        ),
     },
 )

@@ -2,19 +2,23 @@
 
 from triton import cdiv
 
-from attention_definition import QUERY_NAMES, gradients, parts, saved
+from attention_definition import QUERY_NAMES, gradients, parts, projections, saved
 from grading import Mistake, Task
 
 
 def inputs(**sizes):
-    given = saved(**sizes)
-    del given["delta"]
-    return given
+    given = projections(**sizes)
+    return given | forward(**given)
+
+
+def forward(qkv, do, H, K, **rest):
+    kept = saved(qkv, do, H, K)
+    return {"o": kept["o"], "lse": kept["lse"]}
 
 
 def define(qkv, o, do, lse, H, K):
     delta = (do.to(lse.dtype) * o.to(lse.dtype)).sum(3).transpose(1, 2)
-    return {"delta": delta.contiguous(), "dq": gradients(qkv, do, H, K)["dq"]}
+    return {"delta": delta.contiguous(), "dq": gradients(qkv, do, H, K, delta)["dq"]}
 
 
 def owner(module, name, index, inputs):
@@ -35,6 +39,7 @@ TASK = Task(
     names={"delta": "sequence head token", "dq": QUERY_NAMES},
     owner=owner,
     wide=("lse",),
+    forward=forward,
     storage=lambda results, inputs: {"delta": results["delta"], "dqkv": inputs["qkv"]},
     views=lambda outputs, inputs: {
         "delta": outputs["delta"],
@@ -64,5 +69,17 @@ TASK = Task(
         "not multiplied by P": Mistake("dS = P * (", "dS = (", "dq"),
         "values instead of keys": Mistake("tl.dot(dS.to(k.dtype), k, dq", "tl.dot(dS.to(k.dtype), v, dq", "dq"),
         "last tile of keys only": Mistake("k, dq, input_precision", "k, dq * 0.0, input_precision", "dq"),
+        "scores in the inputs' dtype": Mistake(
+            "tl.dot(q, tl.trans(k), input_precision=PRECISION) *",
+            "tl.dot(q, tl.trans(k), input_precision=PRECISION).to(q.dtype).to(tl.float32) *",
+            "dq",
+            says="right in float32",
+        ),
+        "gradient of P in the inputs' dtype": Mistake(
+            "tl.dot(do, tl.trans(v), input_precision=PRECISION) -",
+            "tl.dot(do, tl.trans(v), input_precision=PRECISION).to(q.dtype) -",
+            "dq",
+            says="right in float32",
+        ),
     },
 )

@@ -1,13 +1,17 @@
 """Exercise 11: what run() must compute, and typical mistakes."""
 
-from attention_definition import QUERY_NAMES, gradients, parts, saved
+from attention_definition import QUERY_NAMES, gradients, parts, projections, saved
 from grading import Mistake, Task
 
 
 def inputs(**sizes):
-    given = saved(**sizes)
-    del given["o"]
-    return given
+    given = projections(**sizes)
+    return given | forward(**given)
+
+
+def forward(qkv, do, H, K, **rest):
+    kept = saved(qkv, do, H, K)
+    return {"lse": kept["lse"], "delta": kept["delta"]}
 
 
 def define(qkv, do, lse, delta, H, K):
@@ -33,6 +37,7 @@ TASK = Task(
     names={"dk": QUERY_NAMES, "dv": QUERY_NAMES},
     owner=lambda module, name, index, inputs: (index[0] * inputs["K"] + index[2], index[1] // module.BLOCK_K),
     wide=("lse", "delta"),
+    forward=forward,
     storage=lambda results, inputs: {"dqkv": inputs["qkv"]},
     views=views,
     mistakes={
@@ -50,5 +55,23 @@ TASK = Task(
         "dk to the wrong base": Mistake("dk * (scale * 0.6931471805599453)", "dk * scale", "dk", says="log2(e) times"),
         "dv scaled too": Mistake("K * D, dv, first", "K * D, dv * scale, first", "dv"),
         "dk and dv exchanged": Mistake("k_offset + K * D, dv", "k_offset, dv", "dv", "unwritten"),
+        "scores in the inputs' dtype": Mistake(
+            "tl.dot(k, tl.trans(q), input_precision=PRECISION) *",
+            "tl.dot(k, tl.trans(q), input_precision=PRECISION).to(q.dtype).to(tl.float32) *",
+            "dv",
+            says="right in float32",
+        ),
+        "dv in the inputs' dtype": Mistake(
+            "do, dv, input_precision=PRECISION)",
+            "do, dv, input_precision=PRECISION).to(q.dtype).to(tl.float32)",
+            "dv",
+            says="right in float32",
+        ),
+        "dk in the inputs' dtype": Mistake(
+            "q, dk, input_precision=PRECISION)",
+            "q, dk, input_precision=PRECISION).to(q.dtype).to(tl.float32)",
+            "dk",
+            says="right in float32",
+        ),
     },
 )

@@ -116,5 +116,11 @@ TASK = Task(
         "gradient not scaled": Mistake(" * (scale * 0.6931471805599453)", "", "dx", says="lacks its factor"),
         "gradient without its row sum": Mistake("(dp - tl.sum(p * dp, 0))", "dp", "dx", says="is not subtracted"),
         "e instead of two": Mistake("exp2(x * scale - m),", "exp((x * scale - m) * 0.6931471805599453),", None, "base"),
+        "p in the inputs' dtype": Mistake(
+            "    p = tl.exp2(x * scale - lse)\n    dx",
+            "    p = tl.exp2(x * scale - lse).to(dx_ptr.dtype.element_ty).to(tl.float32)\n    dx",
+            "dx",
+            says="right in float32",
+        ),
     },
 )

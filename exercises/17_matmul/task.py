@@ -131,7 +131,7 @@ TASK = Task(
             "sums = tl.dot(x, tl.trans(w), sums, input_precision=PRECISION)",
             "sums = (sums + tl.dot(x, tl.trans(w), input_precision=PRECISION)).to(x.dtype).to(tl.float32)",
             "y",
-            says="sums has 16 bits",
+            says="rounded to 16 bits",
         ),
         "products rounded": Mistake(
             "sums = tl.dot(x, tl.trans(w), sums, input_precision=PRECISION)",

@@ -298,5 +298,17 @@ TASK = Task(
             "no kernel",
             says="only forward_kernel was launched",
         ),
+        "partial sums in the inputs' dtype": Mistake(
+            "torch.empty(2, programs, C, dtype=torch.float32, device=x.device)",
+            "torch.empty(2, programs, C, dtype=x.dtype, device=x.device)",
+            "dw",
+            says="right in float32",
+        ),
+        "normalized x in the inputs' dtype": Mistake(
+            "normed = centered * rstd",
+            "normed = (centered * rstd).to(x_ptr.dtype.element_ty).to(tl.float32)",
+            "dx",
+            says="right in float32",
+        ),
     },
 )

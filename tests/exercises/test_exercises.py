@@ -827,7 +827,7 @@ def test_a_matmul_may_add_its_products_one_after_another():
     [
         (2e-5, False, "all digits that 16 bits have are right: look at a small constant"),
         (1e-4, False, "right to about 3 digits: look for a rounding to 16 bits"),
-        (1e-2, True, "right in float32: look for a sum"),
+        (1e-2, True, "right in float32: what is rounded to 16 bits on the way: a sum,"),
     ],
 )
 def test_noise_is_described_by_its_size_and_dtype(factor, rounds, said):
