@@ -37,8 +37,10 @@ def analyzed_trace(options):
     with errors_of(profile.path):  # shapes can be no matrix's
         operators = operator_table(profile, steps, ceilings)
     if above := [row["operator"] for row in operators if (row["of_roofline"] or 0) > 1]:
-        cause = "their data were in a cache, or the ceilings aren't those of this run"
-        remarks.append(f"{len(above)} operators are above a ceiling ({above[0]}, ...): {cause}.")
+        found = f"{len(above)} operators are above a ceiling ({above[0]}, ...): their"
+        if len(above) == 1:
+            found = f"One operator is above a ceiling ({above[0]}): its"
+        remarks.append(f"{found} data were in a cache, or the ceilings aren't those of this run.")
     remarks += profile.remarks
     return profile, {
         "trace": profile.title,

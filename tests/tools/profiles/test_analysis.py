@@ -443,6 +443,22 @@ def test_what_makes_ceilings_of_now_doubtful_is_said(tool, profiled, monkeypatch
     assert "The trace is 2 hours old" in told and "operators are above a ceiling (" in told
 
 
+@pytest.mark.parametrize(
+    ("peak", "said"),
+    [
+        ("51,1.3", None),
+        ("49,1.3", "One operator is above a ceiling (aten::mm): its data"),
+        ("49,1.1", "2 operators are above a ceiling (aten::mm, ...): their data"),
+    ],
+)
+def test_operators_above_a_ceiling_are_counted(known_trace, peak, said, monkeypatch, capsys):
+    """The matmul reaches 50 TFLOP/s, the addition 1.2 TB/s."""
+    monkeypatch.chdir(known_trace)
+    assert bottlenecks.main(["--profile-data", "pytorch_profiles", "--peak", peak]) == 0
+    told = capsys.readouterr().out
+    assert (said in told) if said else ("above a ceiling" not in told)
+
+
 def test_a_profile_of_another_device_has_no_roofline_of_this_one(known_trace, monkeypatch, capsys):
     monkeypatch.chdir(known_trace)
     trace = known_trace / "pytorch_profiles" / "trace_v1.json"
