@@ -58,7 +58,7 @@ medium=(--preset medium --use-amp) rounds=5
 long=medium short=small captured=on columns=() vocabularies=(1000 32000 128256)
 sequences=(--seq-len 4096 --batch-size 2)
 lengths=(--preset medium --batch-size 4 --use-amp --seq-lengths '512,1024,2048,4096') stage=()
-starts=(--rungs b,g,h,j,k,peer,updated --rounds 3)
+starts=(--rungs "b,g,h,j,k,peer,updated" --rounds 3)
 while [[ $# -gt 0 ]]; do
     TAKEN=1
     case $1 in
