@@ -141,7 +141,8 @@ def step_on_cpu(profile, steps):
     loading = 0.0
     for event in profile.host:
         if event["name"].startswith(LOADING):
-            start, end = 1e3 * event["ts"], 1e3 * (event["ts"] + event["dur"])
+            start = 1e3 * event["ts"]
+            end = start + 1e3 * event["dur"]
             loading += sum(max(0.0, min(end, stop) - max(start, begin)) for begin, stop in spans)
     whole = sum(end - start for start, end in spans)
     return {"whole_ms": whole / steps / 1e6, "loading_ms": loading / steps / 1e6}

@@ -434,7 +434,8 @@ def starts_table(recorded):
     every = [starts for found in presets.values() for starts in found.values()]
     counts = sorted({len(starts) for starts in every})
     told = f"{' or '.join(map(str, counts))} starts of each, in turns: median seconds (smallest to largest)."
-    totals, phases = [], []
+    totals = []
+    phases = []
     for name in next(iter(presets.values())):
         cells = [
             warm_up.with_range(warm_up.total_s(found[name], way)) for found in presets.values() for way in warm_up.WAYS
