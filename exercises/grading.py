@@ -193,6 +193,34 @@ def on_target():
     return executed(TARGET) if TARGET else contextlib.nullcontext()
 
 
+def check_kernels(task, launched, written):
+    """Raise Wrong if right results are not those of the kernels that the task asks for."""
+    if task.kernel and not launched:
+        raise Wrong("no kernel", None, "the results are right, but no kernel was launched: compute them in the kernel")
+    if missing := [name for name in task.launches if name not in launched]:
+        raise Wrong("no kernel", None, f"the results are right, but {', '.join(missing)} was not launched: use it")
+    if task.kernel and len(launched) < task.kernels:
+        said = (
+            f"the results are right, but only {', '.join(launched)} was launched: write a kernel for the backward, too"
+        )
+        raise Wrong("no kernel", None, said)
+    if task.kernel and task.direct and (names := written.not_by_kernels()):
+        raise Wrong("no kernel", names[0], f"{', '.join(names)}: right, but not written by a kernel: compute it there")
+
+
+def check_loads(task, judge, watch, outputs):
+    """Raise Wrong for what Triton's interpreter saw although the values are right, and if no kernel loads an input."""
+    if watch.fault:
+        kind, tensor, element, sentence = watch.fault
+        name = tensor.name
+        place = ""
+        if element is not None and name in outputs:
+            place = f", {judge.place_in_memory(name, element, outputs[name].shape)}"
+        raise Wrong(kind, name, f"{name}{place}: the values are right here, but {sentence}")
+    if task.kernel and task.direct and (names := watch.not_loaded()):
+        raise Wrong("no kernel", names[0], f"{', '.join(names)}: no kernel loads it: compute in the kernel")
+
+
 def run_case(task, module, sizes, dtype):
     """Raise Wrong unless run() produces what the task defines for these sizes in this dtype."""
     originals = cast(task, task.inputs(**sizes), dtype)
@@ -235,26 +263,9 @@ def run_case(task, module, sizes, dtype):
     if dtype.itemsize == 2:
         bounds = bounds_in_16_bits(task.define, originals, dtype, plain, exact, judge.tolerance())
     judge.check_values(got, plain, exact, bounds)
-    if task.kernel and not launched:
-        raise Wrong("no kernel", None, "the results are right, but no kernel was launched: compute them in the kernel")
-    if missing := [name for name in task.launches if name not in launched]:
-        raise Wrong("no kernel", None, f"the results are right, but {', '.join(missing)} was not launched: use it")
-    if task.kernel and len(launched) < task.kernels:
-        said = (
-            f"the results are right, but only {', '.join(launched)} was launched: write a kernel for the backward, too"
-        )
-        raise Wrong("no kernel", None, said)
-    if task.kernel and task.direct and (names := written.not_by_kernels()):
-        raise Wrong("no kernel", names[0], f"{', '.join(names)}: right, but not written by a kernel: compute it there")
-    if watch and watch.fault:
-        kind, tensor, element, sentence = watch.fault
-        name = tensor.name
-        place = ""
-        if element is not None and name in outputs:
-            place = f", {judge.place_in_memory(name, element, outputs[name].shape)}"
-        raise Wrong(kind, name, f"{name}{place}: the values are right here, but {sentence}")
-    if watch and task.kernel and task.direct and (names := watch.not_loaded()):
-        raise Wrong("no kernel", names[0], f"{', '.join(names)}: no kernel loads it: compute in the kernel")
+    check_kernels(task, launched, written)
+    if watch:
+        check_loads(task, judge, watch, outputs)
 
 
 # ---------------------------------------------------------------- speed
