@@ -225,18 +225,17 @@ def analyze(options):
     """Write the report and its two companions."""
     profile, content = analyzed_trace(options)
     path = pathlib.Path(options.output_report)
-    content["idle"] = None if content["on_cpu"] else idle_results(profile)
-    content["step"] = step_on_cpu(profile, content["steps"]) if content["on_cpu"] else None
+    content |= {"idle": None, "step": None}
     if content["on_cpu"]:
+        content["step"] = step_on_cpu(profile, content["steps"])
+        content["waiting"] = between_operators(content["step"], content["operators"])
         step_ms = content["step"]["whole_ms"]
     else:
+        content["idle"] = idle_results(profile)
+        content["waiting"] = waiting(content["idle"])
         step_ms = content["idle"]["per_step"][-1]["whole_ms"] / content["steps"]
     content["targets"] = targets(content["operators"], advice_for(profile, content["operators"]), step_ms)
     content["remarks"] += evidence(content["operators"]) if content["ceilings"] else []
-    if content["on_cpu"]:
-        content["waiting"] = between_operators(content["step"], content["operators"])
-    else:
-        content["waiting"] = waiting(content["idle"])
     content["matmuls"] = gemm_results(profile, options.peak)
     content["no_matmuls"] = no_gemms(profile)
     folder = path.parent / "bottleneck_analysis"

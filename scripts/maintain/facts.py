@@ -78,9 +78,9 @@ def warm_up_of(record, *words):
     return 1000 * needed(found)[0]["warmup_s"]
 
 
-def starts(record, preset, name):
-    """Return the starts of a rung, from the process to the first measured step."""
-    return needed(warm_up.presets_of(warm_up.parts_of(record)))[preset][name]
+def starts(record):
+    """Return {preset: {rung: its starts}}, each from the process to the first measured step."""
+    return needed(warm_up.presets_of(warm_up.parts_of(record)))
 
 
 def start_phase(record, phase, name, way):
@@ -91,14 +91,13 @@ def start_phase(record, phase, name, way):
     named = {one.split(",")[0].replace(" ", "_"): one for one in warm_up.PHASES}
     told = named[one_of(named, phase)]
     one_of(warm_up.WAYS, way)
-    return [1000 * warm_up.phases_s(starts(record, preset, name), way)[told] for preset in ("small", "medium")]
+    return [1000 * warm_up.phases_s(names[name], way)[told] for names in starts(record).values()]
 
 
 def imports_of_starts(record):
     """Return the shortest and the longest median ms of imports and model, of all starts."""
-    found = needed(warm_up.presets_of(warm_up.parts_of(record)))
     first = next(iter(warm_up.PHASES))
-    every = [starts for names in found.values() for starts in names.values()]
+    every = [found for names in starts(record).values() for found in names.values()]
     seconds = [warm_up.phases_s(one, way)[first] for one in every for way in warm_up.WAYS]
     return [1000 * min(seconds), 1000 * max(seconds)]
 

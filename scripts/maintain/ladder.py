@@ -449,7 +449,9 @@ def starts_table(recorded):
     header = ["", *(text for preset in presets for text in (f"{preset}, caches empty", "filled"))]
     explained = "Where they go, with empty / filled caches (medians):"
     tables = [markdown_table(header, totals), explained, markdown_table(["", *warm_up.PHASES], phases)]
-    return "\n\n".join([f"{origin(parts[0]['record'], recorded.holding(warm_up.PARTS[0]))} {told}", *tables])
+    held = zip(parts, warm_up.PARTS, strict=True)
+    origins = dict.fromkeys(origin(part["record"], recorded.holding(name)) for part, name in held)
+    return "\n\n".join([" ".join([*origins, told]), *tables])
 
 
 def changes(study, switch, key):

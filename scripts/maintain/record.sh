@@ -40,10 +40,10 @@
 # ddp                  20   15  DDP and FSDP2 on all GPUs, if there are several: versions 3 and 4, Hugging Face's model
 #
 # If --time-limit ends a part, run the same command again on the same machine. headline, graph and ddp save each row, and
-# the ladder, peers, vocabularies and start- each start. On another machine, the first three repeat the round that wasn't
-# finished, start- refuses, and the others begin a new column. An ablation without time for all its rounds starts over.
-# headline and graph run each row once, because the pages take their ratios from the ladder, which starts every process
-# three times. If the files are a copy without Git's history, name the commit with TINY_LLAMA_COMMIT.
+# the ladder, peers, vocabularies and start-* save each start. On another machine, the first three repeat the round that
+# wasn't finished, start-* refuses, and the others begin a new column. An ablation without time for all its rounds starts
+# over. headline and graph run each row once, because the pages take their ratios from the ladder, which starts every
+# process three times. If the files are a copy without Git's history, name the commit with TINY_LLAMA_COMMIT.
 # Afterwards: python scripts/maintain/ladder.py --write --draw, and python scripts/maintain/counted_tables.py --write
 # Exit status: 0 everything is measured; 1 something failed or is left; 2 a bad option.
 
