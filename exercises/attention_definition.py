@@ -1,12 +1,23 @@
-"""Define what exercises 09 to 11 share: causal attention of grouped heads in PyTorch, and its gradients."""
+"""Define what the exercises on attention share: causal attention of grouped heads, its gradients, and mistakes."""
 
 import math
 
 import torch
 
-from grading import random, stored
+from grading import Mistake, random, stored
 
 QUERY_NAMES = "sequence token head element"
+ROUNDED_MISTAKES = {  # of the forwards without groups, in 08 and 22
+    "scores in the inputs' dtype": Mistake(
+        "        m_new =", "        S = S.to(q.dtype).to(tl.float32)\n        m_new =", "o", says="right in float32"
+    ),
+    "o in the inputs' dtype": Mistake(
+        "        m, l = m_new",
+        "        o = o.to(q.dtype).to(tl.float32)\n        m, l = m_new",
+        "o",
+        says="right in float32",
+    ),
+}
 
 
 def packed(B, T, H, K, D=16, scale=1.2, apart=0.0):

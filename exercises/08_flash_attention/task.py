@@ -4,7 +4,7 @@ import math
 
 import torch
 
-from attention_definition import attended
+from attention_definition import ROUNDED_MISTAKES, attended
 from grading import Mistake, Task, random
 
 BLOCK_K = 16  # of the exercise
@@ -153,15 +153,7 @@ TASK = Task(
         "o as wide as a tile of keys": Mistake("tl.zeros([BLOCK_Q, D]", "tl.zeros([BLOCK_Q, BLOCK_K]", None, "crash"),
         "scale of 16 elements": Mistake("math.sqrt(D)", "4", "o"),
         "first rows stored by all": Mistake("[:, None], first, T", "[:, None], 0, T", "o", "unwritten"),
-        "scores in the inputs' dtype": Mistake(
-            "        m_new =", "        S = S.to(q.dtype).to(tl.float32)\n        m_new =", "o", says="right in float32"
-        ),
-        "o in the inputs' dtype": Mistake(
-            "        m, l = m_new",
-            "        o = o.to(q.dtype).to(tl.float32)\n        m, l = m_new",
-            "o",
-            says="right in float32",
-        ),
+        **ROUNDED_MISTAKES,
         "sum in the inputs' dtype": Mistake(
             "l * alpha + tl.sum(P, 1)",
             "(l * alpha + tl.sum(P, 1)).to(q.dtype).to(tl.float32)",

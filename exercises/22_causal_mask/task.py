@@ -4,7 +4,7 @@ import math
 
 import torch
 
-from attention_definition import attended
+from attention_definition import ROUNDED_MISTAKES, attended
 from grading import DEVICE, Mistake, Task, Wrong, random
 
 BLOCK_Q, BLOCK_K = 32, 16  # of the exercise
@@ -143,14 +143,6 @@ TASK = Task(
             "min(first + BLOCK_Q, T)", "min(2 * first + BLOCK_Q, T)", "o", "end", says="program 1 reads keys"
         ),
         "loop over all keys": Mistake("min(first + BLOCK_Q, T)", "T", "o", "end", says="none of its queries sees"),
-        "scores in the inputs' dtype": Mistake(
-            "        m_new =", "        S = S.to(q.dtype).to(tl.float32)\n        m_new =", "o", says="right in float32"
-        ),
-        "o in the inputs' dtype": Mistake(
-            "        m, l = m_new",
-            "        o = o.to(q.dtype).to(tl.float32)\n        m, l = m_new",
-            "o",
-            says="right in float32",
-        ),
+        **ROUNDED_MISTAKES,
     },
 )
