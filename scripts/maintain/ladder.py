@@ -431,9 +431,6 @@ def starts_table(recorded):
     if not parts:
         return None
     presets = warm_up.presets_of(parts)
-    every = [starts for found in presets.values() for starts in found.values()]
-    counts = sorted({len(starts) for starts in every})
-    told = f"{' or '.join(map(str, counts))} starts of each, in turns: median seconds (smallest to largest)."
     totals = []
     phases = []
     for name in next(iter(presets.values())):
@@ -447,11 +444,26 @@ def starts_table(recorded):
                 cells = [" / ".join(f"{one[phase]:.1f}" for one in seconds) for phase in warm_up.PHASES]
                 phases.append([f"{warm_up.title_of(name)}, {preset}", *cells])
     header = ["", *(text for preset in presets for text in (f"{preset}, caches empty", "filled"))]
-    explained = "Where they go, with empty / filled caches (medians):"
-    tables = [markdown_table(header, totals), explained, markdown_table(["", *warm_up.PHASES], phases)]
-    held = zip(parts, warm_up.PARTS, strict=True)
-    origins = dict.fromkeys(origin(part["record"], recorded.holding(name)) for part, name in held)
-    return "\n\n".join([" ".join([*origins, told]), *tables])
+    tables = [
+        starts_origins(recorded, parts),
+        "Median seconds (smallest to largest):",
+        markdown_table(header, totals),
+        "Where they go, with empty / filled caches (medians):",
+        markdown_table(["", *warm_up.PHASES], phases),
+    ]
+    return "\n\n".join(tables)
+
+
+def starts_origins(recorded, parts):
+    """Return where each preset's starts were measured and how often, one line for all that agree."""
+    presets_of_line = {}
+    for name, part in zip(warm_up.PARTS, parts, strict=True):
+        for preset, found in part["presets"].items():
+            counts = sorted({len(starts) for starts in found.values()})
+            where = origin(part["record"], recorded.holding(name))
+            line = f"{where} {' or '.join(map(str, counts))} starts of each, in turns."
+            presets_of_line.setdefault(line, []).append(preset)
+    return "\n\n".join(f"{' and '.join(presets)}: {line}" for line, presets in presets_of_line.items())
 
 
 def changes(study, switch, key):

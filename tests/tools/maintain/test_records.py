@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 
 import pytest
@@ -636,6 +637,17 @@ def test_a_start_without_the_other_preset_s_is_no_table(recorded):
     assert len(ladder.starts_table(Record(recorded)).split("| version 2, compiled |")) == 2
     (recorded / "start-medium" / "record.json").unlink()
     assert ladder.starts_table(Record(recorded)) is None
+
+
+def test_starts_measured_apart_say_where_and_how_often_each_was(recorded):
+    """When only small was measured again, two origins stood above the table, and neither named its preset."""
+    assert ladder.starts_table(Record(recorded)).startswith("small and medium: Measured on Toy GPU")
+    shutil.rmtree(recorded / "start-small")
+    starts = {name: [started(8)] * 3 for name in "hg"}
+    write_starts(recorded / "start-small", "small", starts, date="2026-01-07")
+    lines = ladder.starts_table(Record(recorded)).split("\n\n")[:2]
+    assert re.match("small: Measured on Toy GPU.* 2026-01-07.* 3 starts of each, in turns", lines[0])
+    assert re.match("medium: Measured on Toy GPU.* 2026-01-02.* 2 or 3 starts of each, in turns", lines[1])
 
 
 @pytest.mark.parametrize("preset", ["small", "medium"])
