@@ -21,11 +21,11 @@ from common.versions import REPOSITORY, SCRIPTS
 
 FOLDERS = [script.parent for script in SCRIPTS.values()]
 # Pages whose commands start at the top of the repository; those of the others start in the page's own folder.
-AT_THE_TOP = "exercises/README.md .github/CONTRIBUTING.md scripts/SCALING.md scripts/AMD.md "
+AT_THE_TOP = "exercises/README.md .github/CONTRIBUTING.md scripts/SCALING.md scripts/AMD.md scripts/amd/README.md "
 AT_THE_TOP += "scripts/YOUR_OWN_SCRIPT.md scripts/BEFORE_AND_AFTER.md scripts/ANY_PROFILE.md"
 FROM_THE_TOP = [REPOSITORY / name for name in AT_THE_TOP.split()]
 STAGES = REPOSITORY / "version3_triton" / "exercises" / "performance_debugging"
-OTHERS = "scripts/README.md TINY_LLAMA_ARCHITECTURE.md scripts/TESTED_ON.md"
+OTHERS = "scripts/README.md TINY_LLAMA_ARCHITECTURE.md scripts/TESTED_ON.md .github/CHANGELOG.md .github/SECURITY.md"
 PAGES = [folder / "README.md" for folder in (REPOSITORY, *FOLDERS)]
 PAGES += [*(REPOSITORY / name for name in OTHERS.split()), *FROM_THE_TOP]
 PAGES += sorted({*(REPOSITORY / "version3_triton").glob("*.md")} - {*PAGES})
