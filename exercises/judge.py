@@ -1,6 +1,7 @@
 """Judge the results of one case, and say in one sentence what is wrong with them."""
 
 import math
+import re
 
 import torch
 
@@ -205,6 +206,11 @@ class Judge:
 
     def describe_pattern(self, name, got, exact, bound, error):
         """Return what the error looks like: a common factor, a region, or noise."""
+        said = self.describe_elements(name, got, exact, bound, error)
+        return said if exact.numel() > 1 else re.sub("every element is|all elements are", "it is", said)
+
+    def describe_elements(self, name, got, exact, bound, error):
+        """Return describe_pattern's sentence as one on many elements."""
         if self.rounds:
             return "right in float32: what is rounded to 16 bits on the way: a sum, what it adds up, or a factor?"
         factor = ((got * exact).sum() / (exact * exact).sum()).item()

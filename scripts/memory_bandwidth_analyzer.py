@@ -51,8 +51,8 @@ def as_text(content):
     return (
         f"{content['trace']}\nceilings {content['ceilings_from']}: {ceilings_line(content['ceilings'])}\n\n"
         f"{text_table(*columns(COLUMNS, content['operators'][:TOP]), left=2)}\n\n"
-        f"a step moves at least {whole['bytes'] / 1e6:,.1f} MB at {whole['gb_s']:,.1f} GB/s, "
-        f"{100 * whole['share_of_copy']:.0f} % of the copy bandwidth\n"
+        f"a step moves at least {whole['bytes'] / 1e6:,.1f} MB; its operators reach {whole['gb_s']:,.1f} GB/s "
+        f"while they run, {100 * whole['share_of_copy']:.0f} % of the copy bandwidth\n"
         f"{whole['memory_bound_ms']:,.3f} of {whole['ms']:,.3f} ms ({share:.0f} %) are in memory-bound operators; "
         f"bytes aren't known for {whole['unknown_ms']:,.3f} ms" + "".join(f"\n{one}" for one in content["remarks"])
     )

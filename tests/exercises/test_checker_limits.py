@@ -375,6 +375,20 @@ def test_three_digits_are_right_within_two_thousandths(error, said):
     assert judge_of().describe_pattern("y", got, ONES, 1e-9, error).startswith(said)
 
 
+@pytest.mark.parametrize(
+    ("got", "said"),
+    [
+        (2.0, "it is 2 times its correct value"),
+        (1.05, "it is 5 % too large"),
+        (0.0, "it is wrong"),
+        (1 + 1.5e-3, "it is 0.15 % too large"),
+    ],
+)
+def test_a_single_number_is_not_called_every_element(got, said):
+    one = torch.ones((), dtype=torch.float64)
+    assert judge_of().describe_pattern("y", got * one, one, 1e-9, abs(got - 1)) == said
+
+
 @pytest.mark.parametrize(("error", "said"), [(9.9e-3, "wrong only in row 3 of 4, column 7 of 8"), (10.1e-3, "2 of 32")])
 def test_an_element_is_wrong_if_it_is_ten_times_as_far_off_as_a_right_result(error, said):
     got = ONES.clone()
