@@ -194,6 +194,39 @@ def test_the_time_of_an_answer_by_hand(monkeypatch, runnable, cpu, seconds):
     assert (own.computed, own.waited) == pytest.approx(seconds)
 
 
+@ON_LINUX
+def test_the_time_of_children_that_have_ended_counts():
+    subprocess.run([sys.executable, "-S", "-c", "sum(range(10**7))"])
+    user, system, of_children, in_system, _ = os.times()
+    ticks = (user + system + of_children + in_system) * os.sysconf("SC_CLK_TCK")
+    assert keeper.ticks_of(os.getpid()) == pytest.approx(ticks, abs=5)  # the child took more
+
+
+@pytest.mark.parametrize(
+    ("threads", "processes", "seconds", "left"),
+    [
+        (["mine"], [], keeper.THREADS, ["thread mine"]),
+        ([], [7], keeper.THREADS, []),  # end_all names it
+        ([], [], keeper.EXIT + 1, ["Python, in a function that runs at its exit"]),
+        (None, [], 11, None),
+    ],
+)
+def test_what_is_left_has_its_seconds_after_the_work(monkeypatch, threads, processes, seconds, left):
+    """The work takes 50 of 60 seconds, longer than what follows may; with threads None it does not end."""
+    now = [0]
+
+    def look(after=keeper.LOOK):
+        now[0] += after > 0
+        return now[0]
+
+    done = SimpleNamespace(exists=lambda: threads is not None and now[0] >= 50, read_text=lambda: json.dumps(threads))
+    monkeypatch.setattr(keeper, "descendants", lambda ancestor: processes)
+    monkeypatch.setattr(keeper.select, "select", lambda *_: ([], [], []))
+    child = SimpleNamespace(pid=1, poll=lambda: None)
+    assert keeper.wait_for_end(child, 0, done, 60, SimpleNamespace(look=look)) == left
+    assert now[0] == 50 + seconds
+
+
 WORK_OF = {  # what a program does until it ends by itself, if it does
     "loop": "while True:\n    pass\n",
     "loops of children": "for _ in range(2):\n    os.fork()\nwhile True:\n    pass\n",
