@@ -260,6 +260,7 @@ def test_watch_ends_when_the_answer_is_right(workshop, monkeypatch):
 # ---------------------------------------------------------------- what the checker says
 
 RIGHT = "sum.copy_(x.sum(1))"
+BESIDE = "{0}.as_strided((1,), (1,), {0}.storage_offset() {1}).zero_()"
 
 
 @pytest.mark.parametrize(
@@ -274,6 +275,13 @@ RIGHT = "sum.copy_(x.sum(1))"
         (f"{RIGHT}; sum[2:] += 3", "value", "wrong only in row 2 to 3 of 4"),
         (f"{RIGHT}; sum[2:] += 3", "value", "(program 1)"),
         (f"{RIGHT}; sum[::2] += 3", "value", "2 of 4 elements are wrong, all of them in row 0 to 2"),
+        (f"{RIGHT}; {BESIDE.format('x', '+ x.numel()')}", "stray", "x: 1 element outside the tensor written"),
+        (f"{RIGHT}; {BESIDE.format('sum', '- 1')}", "stray", "sum: 1 element outside the tensor written"),
+        (
+            f"{RIGHT}; own = x.clone(); {BESIDE.format('own', '- 1')}",
+            "stray",
+            "a tensor [4, 8] that is allocated: 1 element outside",
+        ),
         (f"assert 1 & 3 < 5; {RIGHT}", "precedence", "line 2: & binds tighter than a comparison"),
         (f"assert 0 < 1 | 3; {RIGHT}", "precedence", "line 2: | binds tighter than a comparison"),
         (f"assert (1 & 3) < 5; {RIGHT}", "no kernel", "the results are right"),  # it means what it says
