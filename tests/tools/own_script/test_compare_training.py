@@ -760,6 +760,10 @@ def test_other_data_are_described():
     assert judge.describe_data([x], [labels, x + 1]) == "new hands its model 2 tensors, old hands it 1"
     assert judge.describe_data([x], [x.flip(0)]) == "its input is the same rows in another order"
     assert judge.describe_data([x], [x[:2]]) == "its input is the first 2 rows, and old has 4"
+    assert judge.describe_data([x[:3]], [x]) == "its input is old's 3 rows and 1 more"
+    assert judge.describe_data([x[1:]], [x]) == "its input is a different batch of 4 rows, and old has 3"
+    missing = x.where(x > 0, torch.nan)
+    assert judge.describe_data([missing], [missing[:2]]) == "its input is the first 2 rows, and old has 4"
     assert judge.describe_data([x, labels], [x, labels + 1]) == (
         "tensor 2 of its input is a different one: 4 of its 4 values differ"
     )
