@@ -434,12 +434,11 @@ def starts_table(recorded):
     totals = []
     phases = []
     for name in next(iter(presets.values())):
-        cells = [
-            warm_up.with_range(warm_up.total_s(found[name], way)) for found in presets.values() for way in warm_up.WAYS
-        ]
+        seconds = [warm_up.total_s(found[name], way) for found in presets.values() for way in warm_up.WAYS]
+        cells = [warm_up.with_range(total) if total else EMPTY for total in seconds]
         totals.append([warm_up.title_of(name), *cells])
         for preset, found in presets.items():
-            if name in EXPLAINED_STARTS:
+            if name in EXPLAINED_STARTS and warm_up.finished(found[name]):
                 seconds = [warm_up.phases_s(found[name], way) for way in warm_up.WAYS]
                 cells = [" / ".join(f"{one[phase]:.1f}" for one in seconds) for phase in warm_up.PHASES]
                 phases.append([f"{warm_up.title_of(name)}, {preset}", *cells])
@@ -459,7 +458,7 @@ def starts_origins(recorded, parts):
     presets_of_line = {}
     for name, part in zip(warm_up.PARTS, parts, strict=True):
         for preset, found in part["presets"].items():
-            counts = sorted({len(starts) for starts in found.values()})
+            counts = sorted({len(warm_up.finished(starts)) for starts in found.values()})
             where = origin(part["record"], recorded.holding(name))
             line = f"{where} {' or '.join(map(str, counts))} starts of each, in turns."
             presets_of_line.setdefault(line, []).append(preset)

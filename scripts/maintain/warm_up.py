@@ -112,14 +112,19 @@ def measure_round(content, preset, names, options, number, limit, save):
     return left
 
 
+def finished(starts):
+    """Return the starts that did not fail."""
+    return [start for start in starts if "reason" not in start]
+
+
 def total_s(starts, way):
     """Return the seconds from start to first step, of each start with empty or with filled caches."""
-    return [sum(start[way].values()) for start in starts if "reason" not in start]
+    return [sum(start[way].values()) for start in finished(starts)]
 
 
 def phases_s(starts, way):
     """Return {phase: its median seconds}."""
-    timed = [start[way] for start in starts if "reason" not in start]
+    timed = [start[way] for start in finished(starts)]
     return {phase: statistics.median(found[phase] for found in timed) for phase in PHASES}
 
 

@@ -650,6 +650,17 @@ def test_starts_measured_apart_say_where_and_how_often_each_was(recorded):
     assert re.match("medium: Measured on Toy GPU.* 2026-01-02.* 2 or 3 starts of each, in turns", lines[1])
 
 
+def test_a_start_that_failed_counts_as_none(recorded):
+    """The line above the table counted it, and a row without any other start ended the tool."""
+    shutil.rmtree(recorded / "start-small")
+    failed = {"reason": "no memory"}
+    write_starts(recorded / "start-small", "small", {"g": [started(8), failed, started(8)], "h": [failed, failed]})
+    table = ladder.starts_table(Record(recorded))
+    assert "0 or 2 starts of each" in table.split("\n\n")[0]
+    assert "| version 3 | ... | ... | 14.0 (13.0 to 16.0) |" in table
+    assert "| version 3, medium |" in table and "| version 3, small |" not in table
+
+
 @pytest.mark.parametrize("preset", ["small", "medium"])
 def test_starts_of_another_script_than_the_commit_s_are_a_fault(recorded, preset):
     assert ladder.faults_of_record(records.Record(recorded)) == []
