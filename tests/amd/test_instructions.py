@@ -1148,8 +1148,12 @@ def test_wmma_is_a_matmul(target, kind):
             register, lane = place(i, j)
             assert wave.v[register, lane].view(dtype) == wanted[i, j], (i, j)
     if rdna3:
-        with pytest.raises(Fault, match="do not repeat"):
-            run(target, code, {40: np.arange(32)})
+        sources = [*range(40, 40 + words), *range(50, 50 + words)]
+        alike = dict.fromkeys(sources, 1)
+        run(target, code, alike)
+        for register in (sources[0], sources[-1]):  # of A alone, and of B alone
+            with pytest.raises(Fault, match="do not repeat"):
+                run(target, code, alike | {register: 1 + (np.arange(32) == 31)})
     with pytest.raises(Fault, match="inactive lanes"):
         run(target, code, mask=0xFFFF)
 
