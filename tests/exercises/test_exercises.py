@@ -893,6 +893,21 @@ def test_a_typical_error_explains_all_results_where_one_is_not_finite(z, said):
         judged.check_finite("y", {"y": lost, "z": z * exact["z"]}, exact)
 
 
+@pytest.mark.parametrize(
+    ("value", "said"), [(torch.nan, "a NaN"), (torch.inf, "an infinity"), (-torch.inf, "an infinity")]
+)
+def test_of_typical_errors_that_fit_the_one_with_the_answers_nan_is_named_or_else_the_first(value, said):
+    def suspect(number):
+        return lambda y: {"y": y * torch.tensor([number, 1.0])}
+
+    exact = {"y": torch.ones(2, dtype=torch.float64)}
+    suspects = {"an infinity": suspect(torch.inf), "a NaN": suspect(torch.nan), "another NaN": suspect(torch.nan)}
+    task = grading.Task({}, None, None, {"y": "row"}, {}, suspects=suspects)
+    judged = judge.Judge(task, None, {}, lambda suspect: suspect(**exact))
+    with pytest.raises(judge.Wrong, match=f": {said}$"):
+        judged.check_finite("y", {"y": torch.tensor([value, 1.0])}, exact)
+
+
 @pytest.mark.slow
 def test_on_a_gpu_no_module_asks_for_the_interpreter_when_it_is_imported():
     """The tests import several into one process, whose other kernels are compiled."""
