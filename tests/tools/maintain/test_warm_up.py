@@ -69,6 +69,30 @@ def test_what_is_missing_is_measured_afterwards(scripts, tmp_path, capsys):
     assert len(calls) == 3 + 7  # one start for nobody in each call
 
 
+@pytest.mark.parametrize(("seconds", "measured", "left"), [(142, ["b"], 3), (143, ["b", "h"], 2)])
+def test_what_a_time_limit_leaves_out_is_told(scripts, tmp_path, capsys, seconds, measured, left):
+    """The start that isn't kept takes 37 s and a rung's two take 47 s; the next are expected to take 58.75 s."""
+    assert measure(tmp_path, "--rungs", "b,h", "--rounds", "2", "--time-limit", str(seconds)) == 1
+    starts = json.loads((tmp_path / "warm_up.json").read_text())["presets"]["small"]
+    assert [name for name, found in starts.items() if found] == measured
+    assert f"\n{left} starts are left: repeat the command with --append" in capsys.readouterr().out
+
+
+def test_what_was_measured_before_ctrl_c_is_kept(scripts, tmp_path, capsys, monkeypatch):
+    train = warm_up.train
+
+    def interrupted(script, *arguments, **more):
+        if script.name == "tiny_llama_v3.py":
+            raise KeyboardInterrupt
+        train(script, *arguments, **more)
+
+    monkeypatch.setattr(warm_up, "train", interrupted)
+    assert measure(tmp_path, "--rungs", "b,h,k", "--rounds", "1") == 130
+    assert json.loads((tmp_path / "warm_up.json").read_text())["presets"]["small"].keys() == {"b"}
+    table, told = capsys.readouterr()
+    assert "version 1" in table and "interrupted: the starts that were measured are kept" in told
+
+
 def test_a_script_that_fails_is_named(scripts, tmp_path, capsys):
     assert measure(tmp_path, "--rungs", "b,i", "--rounds", "1") == 1
     assert "i failed: no GPU" in capsys.readouterr().out
