@@ -921,6 +921,18 @@ def test_lanes_exchange():
     assert wave.v[3, :32].tolist() == [*range(16, 32), *range(116, 132)]
 
 
+@pytest.mark.parametrize(("fetched", "bound", "found"), [(0, 0, 9), (0, 1, 0), (1, 0, 103), (1, 1, 103)])
+def test_what_is_read_of_a_lane_that_is_off(fetched, bound, found):
+    """With FI it is its value, or else zero with BOUND_CTRL, or else the old result stays."""
+    registers = {0: 9, 1: 100 + np.arange(32)}
+    mask = 0xFFFFFFFF - (1 << 3)
+    code = f"v_permlane16_b32 v0, v1, 0x33333333, 0x33333333 op_sel:[{fetched},{bound}]"
+    assert run("gfx1100", code, registers, mask=mask).v[0, :6].tolist() == [found] * 3 + [9] + [found] * 2
+    code = "v_mov_b32_dpp v0, v1 quad_perm:[3,3,3,3] row_mask:0xf bank_mask:0xf"
+    code += " bound_ctrl:1" * bound + " fi:1" * fetched
+    assert run("gfx1100", code, registers, mask=mask).v[0, :5].tolist() == [found] * 3 + [9, 107]
+
+
 def test_lanes_that_are_off_keep_their_registers():
     wave = run("gfx942", "v_mov_b32_e32 v0, 1\nv_cmp_eq_u32_e32 vcc, 1, v1", {0: 5, 1: 1}, mask=0b1010)
     assert wave.v[0, :5].tolist() == [5, 1, 5, 1, 5] and wave.get_scalar(106, 2) == 0b1010
