@@ -509,24 +509,37 @@ def ablation_table(recorded, part):
 # ---------------------------------------------------------------- what was tested where
 
 
+def scripts_that_ran(record):
+    """Return (record of the run, version) for each script that ran in a headline, a ladder or the starts."""
+    suite = record.suite()
+    ran = [(suite["record"], row["model"][1]) for row in suite["rows"] if re.match(r"v\d", row["model"])]
+    for column in rungs.all_columns(record, "ladder"):
+        of_scripts = [told for told in column.told.values() if told["version"] != "peer" and told["status"] == "ok"]
+        ran += [(column.content["record"], str(told["version"])) for told in of_scripts]
+    for part in filter(None, (record.json(name, warm_up.FILE) for name in warm_up.PARTS)):
+        started = [
+            name for found in part["presets"].values() for name, starts in found.items() if warm_up.finished(starts)
+        ]
+        ran += [(part["record"], str(warm_up.KNOWN[name].version)) for name in started]
+    return [(found, version) for found, version in ran if version != "peer"]
+
+
 def executed(recorded):
-    """Return a row per record below the folder that has a headline or a ladder, newest first."""
-    rows = []
+    """Return a row per device and versions of the software, of all records below the folder, newest first."""
+    dates, versions = {}, {}
     for folder in [*recorded.glob("*"), *recorded.glob("contributed/*")]:
-        suite = Record(folder).suite()
-        ran = [(suite["record"], row["model"][1]) for row in suite["rows"] if re.match(r"v\d", row["model"])]
-        for column in rungs.all_columns(Record(folder), "ladder"):
-            of_scripts = [told for told in column.told.values() if told["version"] != "peer" and told["status"] == "ok"]
-            ran += [(column.content["record"], str(told["version"])) for told in of_scripts]
-        if not ran:
-            continue
-        found = max((record for record, _ in ran), key=lambda record: record["date"])
-        runtime = found["runtime"].replace("HIP", "ROCm")
-        driver = f"driver {found['driver']}" if found["driver"] else "driver not recorded"
-        packages = f"{driver}, PyTorch {found['packages']['torch']}, Triton {found['packages']['triton']}, {runtime}"
-        versions = ", ".join(sorted({version for _, version in ran}))
-        rows.append((found["date"][:10], found["device"], packages, f"versions {versions}"))
-    return [("executed", *row, f"{what}; last on {date}") for date, *row, what in sorted(rows, reverse=True)]
+        for found, version in scripts_that_ran(Record(folder)):
+            runtime = found["runtime"].replace("HIP", "ROCm")
+            driver = f"driver {found['driver']}" if found["driver"] else "driver not recorded"
+            packages = (
+                f"{driver}, PyTorch {found['packages']['torch']}, Triton {found['packages']['triton']}, {runtime}"
+            )
+            machine = (found["device"], packages)
+            dates[machine] = max(found["date"][:10], dates.get(machine, ""))
+            versions.setdefault(machine, set()).add(version)
+    newest = sorted(dates, key=lambda machine: (dates[machine], machine), reverse=True)
+    told = {machine: f"versions {', '.join(sorted(versions[machine]))}; last on {dates[machine]}" for machine in newest}
+    return [("executed", *machine, what) for machine, what in told.items()]
 
 
 def versions_of(name):

@@ -65,6 +65,21 @@ def test_a_record_of_a_ladder_alone_is_in_the_table_too(tmp_path):
     assert "CUDA 13.0 | versions 1, 3; last on 2027-01-02 |" in ladder.tested_on(tmp_path)
 
 
+def test_all_records_of_one_machine_are_one_row_with_the_newest_date(tmp_path):
+    """Starts of 2026-11-30 were recorded, and the table said "last on 2026-11-23"."""
+    record(tmp_path / "older", "a GPU", "1.2", "CUDA 13.0", "2027-01-02")
+    start = {"empty": {}, "filled": {}}
+    starts = {"small": {"b": [start], "h": [{"reason": "no"}], "k": [start, start], "peer": [start]}}
+    folder = tmp_path / "newer" / "start-small"
+    folder.mkdir(parents=True)
+    (folder / "warm_up.json").write_text(json.dumps({"presets": starts}))
+    found = {"device": "a GPU", "driver": "1.2", "runtime": "CUDA 13.0", "date": "2027-01-09T03"}
+    found["packages"] = {"torch": "2.9.1", "triton": "3.5.1"}
+    (folder / "record.json").write_text(json.dumps(found))
+    rows = [line for line in ladder.tested_on(tmp_path).splitlines() if "a GPU" in line]
+    assert len(rows) == 1 and rows[0].endswith("CUDA 13.0 | versions 1, 3, 4; last on 2027-01-09 |")
+
+
 def imported(path):
     """Return the names of the modules that a file imports anywhere in it."""
     found = set()
