@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -151,11 +152,14 @@ def test_slurm_and_torchrun_receive_their_options(slurm):
     hosts = {"SLURM_JOB_NUM_NODES": "2", "SLURM_GPUS_ON_NODE": "4", "SLURM_CPUS_PER_TASK": "12", "OMP_NUM_THREADS": ""}
     ended = submit(slurm, "3", "--metrics-file", "two hosts.json", **hosts)
     assert ended.returncode == 0, ended.stderr
-    assert (slurm / "log").read_text().splitlines()[-1] == (
-        f" threads=3 srun --cpus-per-task 12 --kill-on-bad-exit=1 {sys.executable} -m torch.distributed.run "
+    command = shlex.split((slurm / "log").read_text().splitlines()[-1])
+    expected = (
+        "threads=3 srun --cpus-per-task 12 --kill-on-bad-exit=1 PYTHON -m torch.distributed.run "
         f"--nnodes 2 --nproc-per-node 4 --rdzv-backend c10d --rdzv-endpoint localhost:{20000 + int(JOB) % 20000} "
-        f"--rdzv-id {JOB} {SCRIPTS[3]} --metrics-file two\\ hosts.json"
+        f"--rdzv-id {JOB} SCRIPT --metrics-file"
     )
+    names = {sys.executable: "PYTHON", str(SCRIPTS[3]): "SCRIPT"}
+    assert [names.get(word, word) for word in command] == [*expected.split(), "two hosts.json"]
 
 
 @pytest.mark.parametrize(

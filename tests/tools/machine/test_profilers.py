@@ -127,8 +127,8 @@ def commands_of(tmp_path, train):
 
 def abbreviated(commands, train):
     """Return command lines as text with the training command as TRAIN and the result's folder as OUT."""
-    text = [" ".join(words).replace(train, "TRAIN") for words in commands]
-    return [re.sub(r"[^\s=]+/\w+_\d{8}_\d{6}(_2)*", "OUT", line) for line in text]
+    text = [" ".join(re.sub(r"[^=]+/\w+_\d{8}_\d{6}(_2)*", "OUT", word) for word in words) for words in commands]
+    return [line.replace(train, "TRAIN") for line in text]
 
 
 @pytest.mark.parametrize("wrapper", WRAPPERS)
@@ -369,7 +369,7 @@ def test_what_part_of_the_run_the_profile_holds(wrapper, release, words, says, r
 @pytest.mark.quick(2)
 def test_counters_by_operator(release, run, tmp_path):
     """rocprof-compute marks the operators only of a command whose first word begins with python."""
-    python = executable(tmp_path / "python3.9", f'#!/bin/sh\nexec {STUBS}/training_python "$@"\n')
+    python = executable(tmp_path / "python3.9", f'#!/bin/sh\nexec "{STUBS}/training_python" "$@"\n')
     machine = {"profilers": f"rocm-{release}", "TINY_LLAMA_PYTHON": str(python)}
     result = run("get_rocprof_compute.sh", "--torch-trace", "--output-dir", tmp_path / "results", **machine)
     assert result.returncode == 0, result.stdout + result.stderr
@@ -396,7 +396,7 @@ def test_counters_by_operator_that_cannot_be_had(run, tmp_path):
     assert status == 2 and "needs an interpreter named python..., got " in said
     lists = '[ "$5" != --list-torch-operators ] || { echo "ERROR no markers"; exit 1; }'
     executable(tmp_path / "rocprof-compute", f'#!/bin/sh\n{lists}\nexec "{STUBS}/rocm-10.0/rocprof-compute" "$@"\n')
-    python = executable(tmp_path / "python3.9", f'#!/bin/sh\nexec {STUBS}/training_python "$@"\n')
+    python = executable(tmp_path / "python3.9", f'#!/bin/sh\nexec "{STUBS}/training_python" "$@"\n')
     arguments = ("--profiler", "rocm", "--output-dir", tmp_path / "results")
     status, said = ended(*arguments, release="10.0", TINY_LLAMA_PYTHON=str(python))
     assert status == 3 and "only a part was measured: no counters by operator" in said and "no markers" in said
@@ -781,8 +781,9 @@ def planned(run, python, line, profilers):
     assert result.returncode == 0, result.stderr
     said = re.compile(r"\w+\.sh: ")
     commands = [shlex.split(line) for line in result.stdout.splitlines() if not said.match(line)]
+    commands = [[re.sub(r".+/profile_script\.py", "RUNNER", word) for word in words] for words in commands]
     text = [line.replace(python, "PYTHON") for line in abbreviated(commands, "TRAIN")]
-    text = [re.sub(r"\S+/profile_script\.py", "RUNNER", re.sub(script, "SCRIPT", line)) for line in text]
+    text = [re.sub(script, "SCRIPT", line) for line in text]
     return [line.replace("PYTHON SCRIPT", "TRAIN") for line in text]
 
 
