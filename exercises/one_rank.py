@@ -9,6 +9,7 @@ import dataclasses
 import functools
 import math
 import os
+import pathlib
 import resource
 import signal
 import sys
@@ -19,6 +20,7 @@ import torch
 import torch.distributed as dist
 from torch.utils.flop_counter import flop_registry
 
+from answers import REGION
 from common.measuring.guarded_memory import SENTINEL, extent
 from grading import load_module, reason_of
 from graphs import DispatchMode
@@ -220,10 +222,8 @@ class Rank(DispatchMode):
 
     def line(self):
         """Return the line of the answer that is running, or None."""
-        frame = sys._getframe()
-        while frame and frame.f_code.co_filename != self.path:
-            frame = frame.f_back
-        return frame.f_lineno if frame else None
+        frames = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_stack(sys._getframe())]
+        return line_to_name(self.path, frames)
 
     def note_early(self, tensors):
         """Note the line if it reads a tensor that has not arrived. It's wrong only if the results depend on it."""
@@ -447,12 +447,31 @@ class Rank(DispatchMode):
         return op
 
 
+@functools.cache
+def written_lines(path):
+    """Return the numbers of the lines between the comments TODO and end of TODO."""
+    text = pathlib.Path(path).read_text()
+    spans = [(text.count("\n", 0, found.start()), text.count("\n", 0, found.end())) for found in REGION.finditer(text)]
+    return {line + 1 for first, end in spans for line in range(first, end)}
+
+
+def line_to_name(path, frames):
+    """Return the line of the answer for a message, or None: the innermost that the reader wrote, or else the innermost.
+
+    frames: (file, line), the innermost first.
+    """
+    lines = [line for name, line in frames if name == str(path)]
+    written = written_lines(path) if lines else ()
+    return next((line for line in lines if line in written), lines[0] if lines else None)
+
+
 def describe_failure(rank, error, path):
     """Return (kind, tensor, sentence) of what ended a rank."""
     if isinstance(error, Wrong):
         return error.kind, error.tensor, str(error)
-    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
-    where = f"line {lines[-1]}" if lines else "outside of your file"
+    frames = [(frame.filename, frame.lineno) for frame in reversed(traceback.extract_tb(error.__traceback__))]
+    line = line_to_name(path, frames)
+    where = f"line {line}" if line else "outside of your file"
     reason = reason_of(error)
     if "process group has not been initialized" in reason:  # what any other function of torch.distributed says
         return "bypass", None, f"{where}: {ONLY}"

@@ -4,6 +4,7 @@ import json
 import math
 import multiprocessing
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -135,6 +136,29 @@ def test_the_new_names_of_pytorch_are_known(run):
     records = run(body)
     assert [call.name for call in records[0].calls] == list(one_rank.RENAMED.values())
     assert torch.equal(returned(records)[1], 2 * (PARTS + 1))
+
+
+@FORKS
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (
+            "given((x if rank else x[:3]).clone())",
+            "(SUM), line 8 on rank 0, but all_reduce of [4] float32 (SUM), line 8 ",
+        ),
+        ("if rank: given(x.clone())\nelse: given(x.clone()); given(x.clone())", "line 9; rank 1 has ended"),
+        (
+            "if rank: given(x.clone())\nelse: given(x.clone()[:3])",
+            "line 9 on rank 0, but all_reduce of [4] float32 (SUM), line 8",
+        ),
+        ("given(None)", "rank 0, line 8: "),
+    ],
+)
+def test_a_line_named_is_one_that_the_reader_wrote(run, body, said):
+    """A call that a given function makes is named by the line between the TODOs that called the function."""
+    given = "\ndef given(x):\n    dist.all_reduce(x + 0)\n"
+    with pytest.raises(judge.Wrong, match=re.escape(said)):
+        run(f"# TODO: write\n{body}\n# end of TODO\nreturn x", more=given)
 
 
 @FORKS
