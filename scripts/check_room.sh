@@ -147,12 +147,14 @@ cat "$logs/table.txt"
         echo && echo "=== what $(basename "$log" .txt) ran" && grep -E ' uses |rocprof|omni|nsys|ncu' "$log" | head -n 8
     done
 } | "$PYTHON" scripts/common/machine/room.py scrub "$ROOT" "$logs" >"$output"
-echo && echo "$output holds this and what failed: send it to us in an issue. The logs are in $logs."
-if [ -n "$report" ]; then
+echo && echo "$output holds this and what failed. The logs are in $logs."
+if [ -z "$report" ]; then
+    echo "Send us $output in an issue."
+else
     printf '%s\n' "part|outcome|seconds|last line" "${rows[@]}" |
         "$PYTHON" scripts/common/machine/room.py report "$logs" "$SECONDS" |
         "$PYTHON" scripts/common/machine/room.py scrub "$ROOT" "$logs" >"$report" || failed=1
-    echo "$report holds all that a record of this machine needs, without names: send this one."
+    echo "$report holds all that a record of this machine needs, without names: send us this one in an issue."
 fi
 [ -z "$interrupted" ] || exit 130
 exit "$failed"

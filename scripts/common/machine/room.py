@@ -170,11 +170,16 @@ def graph(captured, eager):
     print(f"losses of the graph and of eager steps agree to {error:.1e}")
 
 
+def quoted_or_not(path):
+    """Return a pattern of a path, as it is or as a shell quotes it with backslashes, which JSON doubles."""
+    return "".join(letter if letter.isalnum() else rf"\\*{re.escape(letter)}" for letter in path)
+
+
 def scrub(repository, logs):
     """Copy standard input without the names of the user and the host, and without paths that show them."""
     text = sys.stdin.read()
     for path, name in ((logs, "LOGS"), (repository, "REPOSITORY"), (str(pathlib.Path.home()), "HOME")):
-        text = text.replace(path, name)
+        text = re.sub(quoted_or_not(path), name, text)
     names = {"HOST": platform.node(), "USER": os.environ.get("USER") or getpass.getuser()}
     names["HOST "] = platform.node().split(".")[0]
     for word, name in names.items():

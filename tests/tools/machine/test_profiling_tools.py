@@ -436,6 +436,16 @@ def test_a_repository_in_the_home_folder_is_called_so(monkeypatch, capsys):
     assert capsys.readouterr().out == "REPOSITORY/a.py in HOME/b, LOGS/c, USER on HOST and HOST: jdoes, gpu070\n"
 
 
+def test_a_report_names_no_path_that_a_shell_would_quote(monkeypatch, capsys):
+    """A wrapper shows its command as it could be typed, and JSON doubles the backslashes of such a path."""
+    typed = r"/home/jdoe/my\ lab\ \(1\)/a.py"
+    said = f"{typed} {json.dumps(typed)} '/home/jdoe/my lab (1)/b' /home/jdoe/my/c\n"
+    monkeypatch.setattr(pathlib.Path, "home", lambda: pathlib.Path("/home/jdoe"))
+    monkeypatch.setattr(sys, "stdin", io.StringIO(said))
+    common_room.scrub("/home/jdoe/my lab (1)", "/home/jdoe/my lab (1)/room.txt.logs")
+    assert capsys.readouterr().out == "REPOSITORY/a.py \"REPOSITORY/a.py\" 'REPOSITORY/b' HOME/my/c\n"
+
+
 @pytest.mark.parametrize(
     ("counters", "outcome", "status"),
     [
