@@ -2003,14 +2003,23 @@ class Forward:
             module = self.holders[module]
             yield module
 
-    def last_use(self, record):
-        """Return when a parameter is used last, and the name of the module there."""
+    def users(self, record):
+        """Return [(module that ran, or None, name of the owner)] of a parameter."""
         uses = []
         for module, name in record.owners.items():
             while module is not None and module not in self.places:  # it only holds weights for the one around it
                 module = self.holders.get(module)
-            uses.append((self.places[module].order if module else -1, name))
-        return max(uses)
+            uses.append((module, name))
+        return uses
+
+    def last_use(self, record):
+        """Return when a parameter is used last, and the name of the module there."""
+        return max((self.places[module].order if module else -1, name) for module, name in self.users(record))
+
+    def used_around_others(self, record):
+        """Return the modules that use a parameter and run other modules, before or after that use."""
+        outer = {holder for module in self.places for holder in self.around(module)}
+        return [module for module, _ in self.users(record) if module in outer]
 
 
 def where_it_ends(watch, lost):
@@ -2022,8 +2031,10 @@ def where_it_ends(watch, lost):
 def boundaries(forward, records, lost):
     """Describe each pair of neighbours in the forward of which the first has no gradient and the second has one."""
     seen = [record for record in records if record.owners and (record.trained or record in lost)]
+    around = {record: forward.used_around_others(record) for record in seen}
+    placed = [record for record in seen if not around[record]]
     has_gradient = {}
-    for (_, name), trained in sorted((forward.last_use(record), record.trained) for record in seen):
+    for (_, name), trained in sorted((forward.last_use(record), record.trained) for record in placed):
         has_gradient[name] = has_gradient.get(name, False) or trained
     names = list(has_gradient)
     alike = collections.defaultdict(list)  # layers.0 and layers.1 are one sentence
@@ -2035,6 +2046,10 @@ def boundaries(forward, records, lost):
         first, second = pairs[0]
         more = f", and in {len(pairs) - 1} more places like it" if len(pairs) > 1 else ""
         lines.append(f"the gradient ends between {second or 'the loss'} (has one) and {first} (has none){more}")
+    modules = dict.fromkeys(module for record in seen if record in lost for module in around[record])
+    if modules and not lines:
+        where = with_classes(modules, forward.names)
+        lines.append(f"look in the forward of {where}, which uses it beside the modules that it runs")
     return lines
 
 

@@ -535,6 +535,42 @@ def test_two_models_with_the_same_names_are_told_apart(check, write):
     assert "the gradient ends between second.0 (has one) and first.0 (has none)" in printed
 
 
+SCALED = (
+    HEAD
+    + """
+class Scaled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.scale = nn.Linear(4, 4), nn.Linear(4, 4), nn.Parameter(torch.ones(4))
+
+    def forward(self, x):
+        return self.second(self.first(x) * self.scale.{use})
+
+
+model = nn.Sequential(nn.Linear(4, 4), Scaled(), nn.Linear(4, 2))
+optimizer = torch.optim.AdamW(model.parameters())
+train()
+"""
+)
+
+
+def test_a_parameter_of_a_module_that_runs_others_has_no_neighbours(check, write):
+    """Its place between them isn't known, so the report names the forward that uses it."""
+    status, _, printed = check(write(SCALED.replace("{use}", "data")))
+    assert status == 1 and "the gradient ends between" not in printed, printed
+    assert "look in the forward of 1 (Scaled), which uses it beside the modules that it runs" in printed
+    status, _, printed = check(write(SCALED.replace("{use}", "clone()")))
+    assert status == 0, printed
+
+
+def test_a_cut_behind_such_a_parameter_is_between_its_neighbours(check, write):
+    script = SCALED.replace("self.second(", "self.second(self.cut(").replace("{use})", "clone()))")
+    script = script.replace("    def forward", "    def cut(self, x):\n        return x.detach()\n\n    def forward")
+    status, _, printed = check(write(script))
+    assert status == 1 and "the gradient ends between 1.second (has one) and 1.first (has none)" in printed, printed
+    assert "which uses it" not in printed
+
+
 def test_autograd_is_off_in_the_outermost_module_only(check, write):
     """Even if the module between the two only holds others and never runs."""
     script = HEAD + "class Block(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
