@@ -22,6 +22,7 @@ import difflib
 import json
 import os
 import pathlib
+import shlex
 import shutil
 import sys
 import time
@@ -244,7 +245,7 @@ def new_kernel(folder, function=None):
         (folder / name).write_text(text, encoding="utf-8", errors="backslashreplace")
     then = "" if function else f"then write {folder / 'kernel.py'}, "
     print(f"made {folder}: put the shapes and the formula into {folder / 'task.py'}, {then}then run:")
-    print(f"   python {relative(HERE / 'check.py')} {folder}")
+    print(f"   python {shlex.quote(relative(HERE / 'check.py'))} {shlex.quote(str(folder))}")
     return 0
 
 
@@ -257,12 +258,14 @@ def check_own(folder, target, timed):
     (verdict,) = grade([job], EXECUTION_TIMEOUT, target, "own_kernel.py")
     if verdict.get("kind") == "no GPU":
         raise Failure(2, verdict["sentence"])
+    right, wrong = ("is right", "is wrong") if target else ("passed", "failed")
+    on = f" on {target}'s instructions" if target else ""
     if verdict["passed"]:
-        print("\n".join([f"{folder.name} passed: {verdict['sentence']}", *verdict["lines"]]))
+        print("\n".join([f"{folder.name} {right}{on}: {verdict['sentence']}", *verdict["lines"]]))
         print_left(verdict)
         return 0
     case = f" in case {verdict['case']}" if verdict["case"] else ""
-    print(f"{folder.name} failed{case}\n   {verdict['sentence']}")
+    print(f"{folder.name} {wrong}{on}{case}\n   {verdict['sentence']}")
     print_left(verdict)
     return 1
 

@@ -5,6 +5,7 @@ import contextlib
 import functools
 import os
 import re
+import shlex
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -991,6 +992,23 @@ def test_a_new_folder_is_not_written_yet_and_its_task_is_short(tmp_path, capsys)
     said = capsys.readouterr().out
     assert f"into {folder / 'task.py'}, then write {folder / 'kernel.py'}, then run:\n   python " in said
     assert "my_norm failed in case rows 4, C 8, float32" in said and "allocate y, launch the kernel, return y" in said
+
+
+def test_the_command_for_a_new_folder_can_be_pasted(tmp_path, capsys):
+    folder = tmp_path / "my lab" / "my_norm"
+    assert check.main(["new", str(folder)]) == 0
+    command = shlex.split(capsys.readouterr().out.splitlines()[1])
+    assert command[0] == "python" and command[2:] == [str(folder)]
+
+
+@pytest.mark.parametrize(("passed", "said"), [(True, "mine is right"), (False, "mine is wrong")])
+def test_a_verdict_on_instructions_names_the_gpu(passed, said, tmp_path, monkeypatch, capsys):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "task.py").touch()
+    verdict = {"passed": passed, "sentence": "so", "lines": [], "left": [], "case": None}
+    monkeypatch.setattr(check, "grade", lambda *given: [verdict])
+    assert check.main([str(tmp_path / "mine"), "--target", "gfx1100"]) == (not passed)
+    assert f"{said} on gfx1100's instructions" in capsys.readouterr().out
 
 
 def test_a_folder_for_a_function_that_exists(tmp_path, monkeypatch):
