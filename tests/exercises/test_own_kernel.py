@@ -300,6 +300,18 @@ def test_a_kernel_that_one_way_to_call_it_shows_wrong_is_told_which(name, tmp_pa
 
 
 @interpreted
+def test_a_load_that_is_right_in_the_plain_way_is_not_blamed_for_a_layout(tmp_path):
+    """The store masks off what this load leaves undefined; the stride of x is the fault."""
+    task = TASK.replace('{"rows": 4, "C": 8}, {"rows": 3, "C": 6}', '{"rows": 3, "C": 6}')
+    load = "w = tl.load(w_ptr + tl.arange(0, BLOCK), mask=mask"
+    changes = [(f"{load}, other=0.0)", f"{load})"), ("x = x.contiguous()", "x = x")]
+    verdict = verdict_on(tmp_path, *changes, task=task)
+    assert verdict["case"].startswith("rows 3, C 6, float32, x "), verdict
+    assert "wrong only where x is not contiguous" in verdict["sentence"], verdict
+    assert "elements are NaN" in verdict["sentence"] and "loads without other" not in verdict["sentence"], verdict
+
+
+@interpreted
 @pytest.mark.parametrize("name", SMALLEST)
 def test_one_element_that_a_kernel_must_not_touch_is_named(name, tmp_path):
     check_fault(tmp_path, *SMALLEST[name])
