@@ -71,7 +71,7 @@ def flop_counter(script, config):
             rows = [[module, f"{sum(found.values()) / 1e9:,.4f}"] for module, found in modules]
             loss.backward()
     attention = counter.get_flop_counts()["Global"].get(ops.aten.bmm, 0)
-    found = {"matrix products": counter.get_total_flops() - attention, "attention": attention}
+    found = {"matmuls": counter.get_total_flops() - attention, "attention": attention}
     return found, f"FLOPs of the forward pass, by module\n\n{text_table(['module', 'GFLOP'], rows)}\n"
 
 
@@ -80,7 +80,10 @@ def deepspeed_count(script, config, table):
     try:
         from deepspeed.profiling.flops_profiler import FlopsProfiler
     except Exception as error:  # without a CUDA or ROCm toolkit its import raises an exception of its own
-        progress(f"DeepSpeed does not start: {str(error).splitlines()[0]}")
+        if isinstance(error, ModuleNotFoundError) and error.name.split(".")[0] == "deepspeed":
+            progress("DeepSpeed isn't installed")
+        else:
+            progress(f"DeepSpeed does not start: {str(error).splitlines()[0]}")
         return {}
     model, tokens, _ = model_and_batch(script, config)
     profiler = FlopsProfiler(model)
@@ -112,7 +115,7 @@ def count(version, config, table):
     attention = flops["attention"]
     products = total - attention
     _, embedding = counts.flops_done(version, sizes).get("embedding", (0, 0))  # a matmul in version 3
-    expected = {"matrix products": products + embedding, "attention": 2 * attention, "forward": (total + attention) / 3}
+    expected = {"matmuls": products + embedding, "attention": 2 * attention, "forward": (total + attention) / 3}
     checks = [
         {"what": what, "counter": counter, "counted": n, "expected": expected[what]}
         | {"agrees": abs(n - expected[what]) <= 1e-6 * expected[what]}
@@ -164,7 +167,7 @@ def as_text(content):
     total, products, attention = (content["analytic"][key] / 1e9 for key in ("total", "matrix_products", "attention"))
     lines = [
         f"version {content['version']}: one step of {content['batch_size']} x {content['seq_len']} tokens",
-        f"  formula          {total:,.3f} GFLOP: {products:,.3f} matrix products, {attention:,.3f} causal attention",
+        f"  formula          {total:,.3f} GFLOP: {products:,.3f} matmuls, {attention:,.3f} causal attention",
     ]
     for row in content["checks"]:
         verdict = "as expected" if row["agrees"] else f"NOT the expected {row['expected'] / 1e9:,.3f}"

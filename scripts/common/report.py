@@ -33,7 +33,7 @@ def markdown(title, facts, notice, sections):
     for heading, parts in sections:
         lines += ["", f"## {heading}"]
         for part in parts:
-            table = "rows" in part and tables.markdown_table(part["header"], part["rows"])
+            table = "rows" in part and tables.markdown_table(part["header"], part["rows"], part["words"])
             lines += ["", table or tables.markdown(part["text"])]
     return "\n".join(lines) + "\n"
 
@@ -43,7 +43,8 @@ def text(sentence):
 
 
 def table(header, rows):
-    return {"kind": "table", "header": header, "rows": [list(row) for row in rows]}
+    rows = [list(row) for row in rows]
+    return {"kind": "table", "header": header, "rows": rows, "words": tables.columns_of_words(rows)}
 
 
 # ---------------------------------------------------------------- what was measured

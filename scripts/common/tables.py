@@ -41,9 +41,19 @@ def markdown(text, links=False):
     return re.sub(r"(?<=\w)@(?=\w)", "&#64;", text)
 
 
+def columns_of_words(rows):
+    """Return the places of the first column and of all that hold no number."""
+    holds_number = [any(re.match(r"[-+<~]?\d", str(cell)) for cell in column) for column in zip(*rows, strict=True)]
+    return {0} | {place for place, found in enumerate(holds_number) if not found}
+
+
 def markdown_table(header, rows, left=1, links=False):
-    """Return a table; links: those in its cells are ours, see markdown()."""
-    marks = ["---" if place < left else "---:" for place in range(len(header))]
+    """Return a table; links: those in its cells are ours, see markdown().
+
+    left: the columns that start at the left: so many, or the places of these.
+    """
+    at_left = range(left) if isinstance(left, int) else left
+    marks = ["---" if place in at_left else "---:" for place in range(len(header))]
     header, *rows = ([markdown(cell, links).replace("|", "\\|") for cell in row] for row in (header, *rows))
     return "\n".join("| " + " | ".join(line) + " |" for line in (header, marks, *rows))
 

@@ -271,11 +271,11 @@ def test_a_counter_agrees_with_the_formula_to_a_millionth(share, agrees, sign, m
     options = script.parse_options(["--preset", "tiny", "--device", "cpu"])
     required = flops_tool.counts.required_flops(flops_tool.counts.sizes_of(options))
     products = sum(required.values()) - required["attention"]
-    counted = {"matrix products": products * (1 + sign * share), "attention": 2 * required["attention"]}
+    counted = {"matmuls": products * (1 + sign * share), "attention": 2 * required["attention"]}
     monkeypatch.setattr(flops_tool, "flop_counter", lambda script, config: (counted, "a table"))
     monkeypatch.setattr(flops_tool, "deepspeed_count", lambda script, config, table: {})
     found = {row["what"]: row["agrees"] for row in flops_tool.count(1, options, tmp_path / "table")["checks"]}
-    assert found == {"matrix products": agrees, "attention": True}
+    assert found == {"matmuls": agrees, "attention": True}
 
 
 # ---------------------------------------------------------------- versions

@@ -460,6 +460,16 @@ def test_a_profile_without_measured_steps_is_named(two_profiles, capsys):
 # ---------------------------------------------------------------- pages
 
 
+def test_words_start_at_the_left_and_numbers_end_at_the_right():
+    """The bottlenecks' report had its advice at the right edge."""
+    rows = [["a", "1.5", "-", "version 2 (one matmul)"], ["b", "not judged", "-2", "`x`"]]
+    parts = [report.table(["name", "ms", "gain", "what may help"], rows)]
+    assert "| --- | ---: | ---: | --- |" in report.markdown("t", [], [], [("s", parts)])
+    page = report.page("t", [], [], [("s", parts)])
+    assert '<th class="word">what may help</th>' in page and '<td class="word">version 2 (one matmul)</td>' in page
+    assert "<td>1.5</td>" in page and "<td>not judged</td>" in page and "<td>-</td>" in page
+
+
 def test_a_page_escapes_what_it_is_given():
     parts = [report.table(["<h>"], [["<td>"]]), report.text("1 < 2")]
     text = report.page("a < b", [("<k>", "<v>")], ["<n>"], [("x & y", parts)])
@@ -524,5 +534,5 @@ def test_the_report_is_readable_on_a_phone_and_in_dark_mode(comparison, tmp_path
     width, paper, cut = seen_on_a_phone(page, tmp_path)
     assert width <= 390 and cut == [] and paper == "rgb(255, 255, 255)"
     assert seen_on_a_phone(page, tmp_path, dark=True) == [width, "rgb(22, 24, 28)", []]
-    row = page[page.index("<td>tokens/s") :].split("</tr>")[0]
+    row = page[page.index(">tokens/s<") :].split("</tr>")[0]
     assert seen_on_a_phone(page.replace(row, row.replace("<td>", "<td>1,234,567,890")), tmp_path)[2]

@@ -49,13 +49,32 @@ def test_a_step_counted_by_hand(version, tmp_path, without_training):
     assert content["analytic"] == {"total": 121344, "matrix_products": 118272, "attention": 3072}
     counted = {row["what"]: row["counted"] for row in content["checks"]}
     # version 3 computes the embedding's gradient as a matmul too: 2 x 4 tokens x 320
-    assert counted["matrix products"] == 118272 + 2560 * (version == 3)
+    assert counted["matmuls"] == 118272 + 2560 * (version == 3)
     assert counted["attention"] == 6144  # both halves of the scores
     assert status == 0 and all(row["agrees"] for row in content["checks"])
     assert (content["intensity"] is None) == (version == 4)
     deepspeed = importlib.util.find_spec("deepspeed") is not None  # its forward and its table, where it is installed
     assert deepspeed == ("forward" in counted)
     assert deepspeed == ("DeepSpeed Flops Profiler" in (tmp_path / "model_profile.txt").read_text())
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (None, "DeepSpeed isn't installed\n"),
+        ("raise RuntimeError('no toolkit\\nsee there')", "DeepSpeed does not start: no toolkit\n"),
+        ("import not_there", "DeepSpeed does not start: No module named 'not_there'\n"),
+    ],
+)
+def test_why_deepspeed_counts_nothing(text, said, tmp_path, monkeypatch, capsys):
+    if text:
+        (tmp_path / "deepspeed.py").write_text(text)
+        monkeypatch.syspath_prepend(tmp_path)
+        monkeypatch.delitem(sys.modules, "deepspeed", raising=False)
+    else:
+        monkeypatch.setitem(sys.modules, "deepspeed", None)
+    assert flops.deepspeed_count(None, None, None) == {}
+    assert capsys.readouterr().err.endswith(said)
 
 
 def test_the_counters_see_the_head_of_a_large_vocabulary(tmp_path, without_training):

@@ -53,7 +53,7 @@ GROUP_PATTERNS = [
     ("GEMM", r"^Cijk_|(?<!fb)gemm|gemv|cutlass|nvjet|cublas|hipblas|rocblas|xmma|spli?tK|scaled_mm"),
     ("GEMM", r"aten::_?(add|b|baddb)?mm$"),
     ("GEMM", r"^[^<(]*(matmul|matrix_?mul|mul_mat_|\bbmm_|fused_moe|mm_kernel)"),
-    # convolutions, which are matrix products too
+    # convolutions, which are matmuls too
     ("GEMM", r"miopen\w*conv|naive_conv|scudnn|winograd|[dw]grad_\w*engine|convolve"),
     ("GEMM", r"(dgrad|wgrad|fprop|conv2?d?)_\w*kernel|aten::\w*conv"),
     ("copies", r"mem_?cpy|memset|memory_?copy|copyBuffer|fillBuffer|^Copy[A-Z]|copy_kernel|FillFunctor|CatArray"),

@@ -75,7 +75,7 @@ def work(name, dims, types, strides):
 
 
 def bytes_without_products(name, dims, inputs, size):
-    """Return the bytes read and written by an operator without matrix products."""
+    """Return the bytes read and written by an operator without matmuls."""
     if name == "aten::embedding":
         return inputs[1] + 2 * size * math.prod(dims[1]) * dims[0][-1]
     if name == "aten::gather":
