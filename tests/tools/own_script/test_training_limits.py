@@ -71,6 +71,13 @@ def test_one_matrix_that_is_put_back_in_three_steps_is_a_finding(steps, shape, f
     assert kinds_of(check_training.change_findings(facts)) == found
 
 
+@pytest.mark.parametrize("unchanged", [None, 0, 1, 2])
+def test_what_is_put_back_was_changed_by_every_step(unchanged):
+    """A learning rate of 0 in some step leaves the weights where they were."""
+    seen = [Seen(step, 1.0, step != unchanged, 0, int(step != unchanged)) for step in range(3)]
+    assert record_of(seen).put_back == (unchanged is None)
+
+
 def arrivals_in(*steps, weights=None):
     """Return a gradient in each of these steps; weights: the parameter's bit sum at each, or another in every step."""
     sums = weights or steps

@@ -164,7 +164,7 @@ def test_the_mark_that_begins_after_the_last_step_is_none(write, capsys):
     assert read_profile(write(cpu)).steps == 2
 
 
-@pytest.mark.parametrize("marked", [True, False])
+@pytest.mark.parametrize("marked", ["scheduler", "hook", ""])
 @pytest.mark.parametrize(("us", "said"), [(149, True), (151, False)])
 def test_what_a_cpu_does_between_its_operators_is_part_of_the_step(
     write, capsys, tmp_path, monkeypatch, marked, us, said
@@ -172,7 +172,11 @@ def test_what_a_cpu_does_between_its_operators_is_part_of_the_step(
     """Two steps of 200 us, in each of which the DataLoader takes 40: operators leave more or less than a quarter."""
     monkeypatch.chdir(tmp_path)
     shapes = {"Input Dims": [[1, 1], [1, 1]], "Input type": ["float"] * 2, "Input Strides": [[], []]}
-    events = [mark(f"ProfilerStep#{i}", 200 * i, 200) for i in (0, 1) if marked]
+    marks = {  # a hook marks the end of a step, so the first one begins with the first operator
+        "scheduler": [mark(f"ProfilerStep#{i}", 200 * i, 200) for i in (0, 1)],
+        "hook": [mark("Optimizer.step#AdamW.step", 200 * i + 195, 5) for i in (0, 1)],
+    }
+    events = marks.get(marked, [])
     events += [mark("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", 200 * i + 155, 40) for i in (0, 1)]
     events.append(mark("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", 500, 40))  # after the last step
     events += [host("cpu_op", "aten::mm", 200 * i, us, **shapes) for i in (0, 1)]
