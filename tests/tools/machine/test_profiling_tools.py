@@ -501,6 +501,7 @@ RESULTS_OF_TESTS = """<testsuites><testsuite>
 <property name="y" value="1.50e-07" /><property name="dgate" value="{error}" /></properties></testcase>
 <testcase name="test_outputs_and_gradients[swiglu-rows-torch.bfloat16]"><failure message="Wrong"/></testcase>
 <testcase name="test_adamw[torch.float32-False]" /><testcase name="test_tiles"><skipped /></testcase>
+<testcase name="test_adamw[torch.bfloat16-False]"><error message="failed on setup"/></testcase>
 </testsuite></testsuites>"""
 
 
@@ -528,10 +529,11 @@ def reported(logs, monkeypatch, capsys):
 def test_a_report_holds_what_a_record_of_the_machine_needs(logs, monkeypatch, capsys):
     """Errors of the kernels here and in the interpreter, steps, times, and the log of what failed."""
     content = reported(logs, monkeypatch, capsys)
-    first, failed, adamw = content["kernels"]
+    first, failed, adamw, not_set_up = content["kernels"]
     assert first["passed"] and first["errors"] == {"y": 1.5e-7, "dgate": 2.5e-7}
     assert first["interpreter"] == {"passed": True, "errors": {"y": 1.5e-7, "dgate": 1.25e-7}}
-    assert not failed["passed"] and adamw["test"] == "test_adamw[torch.float32-False]"
+    assert not failed["passed"] and not not_set_up["passed"]
+    assert adamw["test"] == "test_adamw[torch.float32-False]" and adamw["passed"]
     (steps,) = content["steps"]
     assert steps["step_ms"]["median"] == 2.0 and steps["parameters_trained"] == 100 and steps["version"] == 4
     assert steps["options"] == {"use_amp": True}  # no paths
