@@ -394,6 +394,22 @@ def test_what_a_script_draws_is_not_what_it_draws_while_it_is_recorded():
     assert drew == [False]
 
 
+@pytest.mark.parametrize("evaluate", [False, True])
+@pytest.mark.parametrize("inputs", [3, 5])
+def test_a_replay_leaves_the_model_as_it_was(tmp_path, inputs, evaluate):
+    """The next order of packed parts is replayed with the same buffers; a layer with 5 inputs fails after the norm."""
+    model = torch.nn.Sequential(torch.nn.BatchNorm1d(3), torch.nn.Linear(inputs, 2), torch.nn.Dropout().eval())
+    names = {id(param): name for name, param in model.named_parameters()}
+    replaying = SimpleNamespace(model=model, names=names, trace=None, save=lambda content: len(content["gradients"]))
+    torch.save({"data": [torch.randn(4, 3)]}, tmp_path / "data.pt")
+    request = {"file": tmp_path / "data.pt", "evaluate": evaluate}
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    told = child.Child.replay(replaying, model, (torch.ones(4, 3),), {}, request)
+    assert told == {"file": 1} if inputs == 3 else told["failed"].startswith("RuntimeError")
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert [part.training for part in model.modules()] == [True, True, True, False] and replaying.trace is None
+
+
 @pytest.mark.parametrize(
     "shape", [(4096, 129), (240, 768), (16, 768), (64, 128, 768), (2000, 3), (3, 5), (1, 4097), (8, 50257)]
 )
