@@ -5,10 +5,11 @@ A failing test says that a claim is no longer true: look for it on the pages, an
 
 import math
 import re
+from types import SimpleNamespace
 
 import pytest
 
-from common.ratios import furthest, ratios
+from common.ratios import furthest, gain, ratios
 from maintain import facts, ladder, pictures, rungs, warm_up
 from maintain.pages import fill_facts
 from maintain.records import RECORDED, newest_record
@@ -220,6 +221,15 @@ def test_terms_of_constants_are_calculated_in_the_unit_of_the_sentence():
 def test_wrong_words_of_a_marker_are_named(words, said):
     with pytest.raises(ValueError, match=re.escape(said)):
         facts.values_of(RECORD, words.split())
+
+
+@pytest.mark.parametrize(("rounds", "value"), [(4, None), (5, 2.0)])
+def test_a_gain_of_too_few_rounds_has_no_value(monkeypatch, rounds, value):
+    """Like one that nobody measured; it is no fault of the page."""
+    found = gain([2.0] * rounds, [1.0] * rounds, pair=([1.0] * rounds, [1.0] * rounds))
+    monkeypatch.setattr(facts, "column_of", lambda *words: SimpleNamespace(gain=lambda name, base: found))
+    assert facts.values_of(RECORD, "gain medium graph h f".split())[0] == [value]
+    assert facts.values_of(RECORD, "gain_with_range medium graph h f".split())[0] == [value] * 3
 
 
 def test_a_fact_whose_part_the_record_lacks_has_no_value(tmp_path):
