@@ -344,7 +344,7 @@ FACTS = {  # r: the record
         "balance": lambda r: round(ceiling(r, "bfloat16")) / rounded_copy(r),
         "three_matmuls_over_one": lambda r: 3 * ceiling(r, "float32") / ceiling(r, "tf32"),
         "fewer_kernels": lambda r, part, before, after: switched(r, part, "kernels", before, after),
-        "time_saved": lambda r, switch: 1 - 1 / switches(r)[switch].ratio,
+        "time_saved": lambda r, switch: 1 - 1 / shown(switches(r)[switch], switch).ratio,
         "time_added": lambda r, switch: 1 / shown(switches(r)[switch], switch).ratio - 1,
         "gains_multiplied": lambda r: math.prod(gain.ratio for gain in switches(r).values()),
         "gain_of_all_switches": lambda r: (

@@ -223,6 +223,16 @@ def test_wrong_words_of_a_marker_are_named(words, said):
         facts.values_of(RECORD, words.split())
 
 
+@pytest.mark.parametrize(("name", "times", "value"), [("time_saved", 0.5, 0.5), ("time_added", 2.0, 1.0)])
+def test_a_switch_has_a_number_where_a_difference_is_shown(monkeypatch, name, times, value):
+    noise = [[1.0] * 5, [1.1] * 5]
+    found = {"large": gain([1.0] * 5, [times] * 5, pair=noise), "small": gain([1.0] * 5, [1.05] * 5, pair=noise)}
+    monkeypatch.setattr(facts, "switches", lambda record: found)
+    assert facts.values_of(RECORD, [name, "large"])[0] == [value]
+    with pytest.raises(ValueError, match="small: no difference shown"):
+        facts.values_of(RECORD, [name, "small"])
+
+
 @pytest.mark.parametrize(("rounds", "value"), [(4, None), (5, 2.0)])
 def test_a_gain_of_too_few_rounds_has_no_value(monkeypatch, rounds, value):
     """Like one that nobody measured; it is no fault of the page."""
