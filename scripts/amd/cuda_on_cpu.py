@@ -20,8 +20,15 @@ from common.formulas.occupancy import TARGETS
 GPU_NAMES = ("cuda", "hip")
 
 
+def is_index(value):
+    """Tell whether a device is given as the number of a GPU."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
 def on_cpu(value):
     """Return "cpu" for a device that is a GPU; anything else as it is."""
+    if is_index(value):
+        return "cpu"
     if isinstance(value, torch.device):
         name = value.type
     elif isinstance(value, str):
@@ -45,6 +52,10 @@ class GpuIsCpu(TorchFunctionMode):
             return 0
         if function is torch.Tensor.to:
             args = (args[0], *map(on_cpu, args[1:]))
+        if function is torch._C._nn._parse_to:  # what Module.to was given
+            args = tuple(map(on_cpu, args))
+        if function is torch.device and len(args) == 1 and is_index(args[0]):
+            args = ("cuda", *args)
         if name == "__get__" and getattr(function, "__self__", None) is torch.Tensor.is_cuda:
             return True
         return function(*args, **kwargs)

@@ -40,6 +40,7 @@ from common.command_line import (
 )
 from common.machine.description import SAME_RUN, describe, folder_in, hash_of
 from common.measuring.runs import TimeLimit
+from common.ratios import counted
 from common.versions import load_version
 from maintain import rounds, rungs
 
@@ -216,7 +217,7 @@ def measure(arguments, argv):
         print("\n".join(["", *rungs.lines_of(column)]))
     print(f"\n{file}")
     if left:
-        print(f"{left} starts are left: repeat the command with --append")
+        print(f"not measured: {counted(left, 'start')}; repeat the command with --append")
     return status or int(bool(left) or not any(column.rounds for column in measured))
 
 

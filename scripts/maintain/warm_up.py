@@ -26,6 +26,7 @@ from common.command_line import PRESETS, Failure, Parser, listed, on_cpu, positi
 from common.files import errors_of, read_object
 from common.machine.description import SAME_RUN, describe, folder_in, hash_of
 from common.measuring.runs import TimeLimit, train
+from common.ratios import counted
 from common.tables import text_table, write_whole
 from common.versions import load_version
 from maintain import rungs
@@ -197,7 +198,7 @@ def measure(arguments, argv):
     print("\n\n".join(text_of(preset, found) for preset, found in content["presets"].items()))
     print(f"\n{file}")
     if left:
-        print(f"{left} starts are left: repeat the command with --append")
+        print(f"not measured: {counted(left, 'start')}; repeat the command with --append")
     failed = any("reason" in start for found in content["presets"].values() for s in found.values() for start in s)
     return status or int(bool(left) or failed)
 

@@ -320,6 +320,24 @@ def test_ctrl_c_prints_the_table_of_what_was_executed(tmp_path):
     assert process.returncode == 130 and "one_kernel" in text
 
 
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda: torch.ones(2, device=0),
+        lambda: torch.ones(2).to(0, torch.float16),
+        lambda: torch.ones(2).to(device=0),
+        lambda: torch.ones(2, device=torch.device(0)),
+        lambda: torch.nn.Linear(2, 2).to(0).weight,
+        lambda: torch.nn.Linear(2, 2, device=0).to(torch.float16, non_blocking=True).weight,
+        lambda: torch.randn(2, device=0, generator=torch.Generator(device=0)),
+    ],
+)
+def test_a_gpu_may_be_given_as_a_number(made):
+    """Scripts pass their rank: Module.to(rank)."""
+    with cuda_on_cpu("gfx942"):
+        assert torch.device(0) == torch.device("cuda:0") and made().is_cuda
+
+
 @pytest.mark.parametrize("name", ["AdamW", "RMSprop", "SGD"])
 def test_an_optimizer_steps(name):
     """Most of PyTorch 2.13's ask the accelerator's stream whether a graph is being captured."""

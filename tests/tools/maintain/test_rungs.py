@@ -406,7 +406,7 @@ def test_a_ladder_that_the_time_limit_cuts_off_is_taken_up(tmp_path, monkeypatch
     with monkeypatch.context() as limited:
         limited.setattr(TimeLimit, "room", lambda limit: not limit.took)
         assert ladder(tmp_path, *TWO, "--time-limit", "600") == 1
-    assert "2 starts are left: repeat the command with --append" in capsys.readouterr().out
+    assert "not measured: 2 starts; repeat the command with --append" in capsys.readouterr().out
     (found,) = rungs.read_columns(tmp_path / "ladder.json")
     assert [round_["start"] for round_ in found.rounds] == [0, 0]
     assert ladder(tmp_path, *TWO, "--append") == 0 and "are left" not in capsys.readouterr().out
@@ -450,7 +450,7 @@ def test_all_columns_share_the_time_limit(tmp_path, monkeypatch, capsys):
     assert ladder(tmp_path, *TWO, "--graph", "on,off", "--time-limit", "600") == 1
     (found,) = rungs.read_columns(tmp_path / "ladder.json")
     assert len(found.rounds) == 2 and found.content["graph"]  # nothing was begun of the eager one
-    assert "5 starts are left" in capsys.readouterr().out
+    assert "not measured: 5 starts;" in capsys.readouterr().out
 
 
 def test_processes_become_warm_within_one_time_limit(stubbed, monkeypatch):

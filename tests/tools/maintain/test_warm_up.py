@@ -75,7 +75,7 @@ def test_what_a_time_limit_leaves_out_is_told(scripts, tmp_path, capsys, seconds
     assert measure(tmp_path, "--rungs", "b,h", "--rounds", "2", "--time-limit", str(seconds)) == 1
     starts = json.loads((tmp_path / "warm_up.json").read_text())["presets"]["small"]
     assert [name for name, found in starts.items() if found] == measured
-    assert f"\n{left} starts are left: repeat the command with --append" in capsys.readouterr().out
+    assert f"\nnot measured: {left} start" in capsys.readouterr().out
 
 
 def test_what_was_measured_before_ctrl_c_is_kept(scripts, tmp_path, capsys, monkeypatch):
