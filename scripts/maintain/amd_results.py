@@ -1,6 +1,6 @@
 """Run version 3 on every AMD target in the interpreter, in several processes, and write its pages of results.
 
-    python scripts/maintain/amd_results.py runs.jsonl --processes 15              # all: two minutes on 16 cores
+    python scripts/maintain/amd_results.py runs.jsonl --processes 15              # all: three minutes on 16 cores
     python scripts/maintain/amd_results.py runs.jsonl --only gfx942 D=64 bfloat16 # those whose name has all these words
     python scripts/maintain/amd_results.py runs.jsonl --write                     # write the pages
 
@@ -398,7 +398,7 @@ def report(options):
 
 
 def main(argv=None):
-    parser = Parser("results.py", __doc__, with_json=False)
+    parser = Parser("amd_results.py", __doc__, with_json=False)
     add = parser.add_argument
     add("file", type=pathlib.Path, metavar="FILE", help="of the runs, one JSON per line")
     add("--processes", type=positive, default=1, metavar="N", help="(1)")

@@ -166,6 +166,16 @@ def test_quick_cases_are_spread(quick, kept):
     assert sorted(f"{case.params['x']}{case.params['y']}" for case in cases if not case.marks) == sorted(kept)
 
 
+def test_a_tool_s_messages_name_its_file():
+    """The one of AMD's results said results.py. quickstart.py is run by quickstart.sh."""
+    named = {}
+    for folder in ("scripts", "exercises"):
+        for path in (REPOSITORY / folder).rglob("*.py"):
+            found = re.findall(r'(?:Parser\(|^PROGRAM = )"([\w.]+)"', path.read_text(), re.MULTILINE)
+            named |= dict.fromkeys((path.name, name) for name in found)
+    assert len(named) > 40 and [pair for pair in named if pair[0] != pair[1]] == [("quickstart.py", "quickstart")]
+
+
 def test_the_licence_is_stated_where_it_is_looked_for():
     """GitHub and packagers look at the top alone."""
     assert "MIT License" in (REPOSITORY / "LICENSE").read_text()
