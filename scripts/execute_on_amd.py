@@ -37,15 +37,21 @@ AMD_TARGETS = [name for name, target in TARGETS.items() if target.backend == "hi
 OWN_PACKAGES = ("common", "amd")
 
 
+def configurations(text):
+    """Convert --configurations to a number, of which "first" is 1; "all" becomes None."""
+    return None if text == "all" else positive("1" if text == "first" else text)
+
+
 def new_parser():
     parser = Parser("execute_on_amd.py", __doc__)
     parser.add_argument("--target", choices=AMD_TARGETS, default="gfx942")
     parser.add_argument("--compare", action="store_true", help="run each launch in Triton's interpreter, too")
     parser.add_argument(
         "--configurations",
-        choices=("first", "all"),
-        default="first",
-        help="of @triton.autotune: the first that fits the target, or execute each",
+        type=configurations,
+        default=1,
+        metavar="N",
+        help="of @triton.autotune: the N-th that fits the target, or the last (1); all: execute each, use the first",
     )
     parser.add_argument(
         "--kernel", metavar="NAME", default="", help="compare and list only kernels with this in their names"

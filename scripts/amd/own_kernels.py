@@ -127,7 +127,7 @@ def named_tensors(compiled, values):
 class Session:
     """Execute launches on a target, as the options ask."""
 
-    def __init__(self, target, configurations="first", compare=False, kernel="", limit=None, order=1):
+    def __init__(self, target, configurations=1, compare=False, kernel="", limit=None, order=1):
         self.target = target
         self.configurations = configurations
         self.compare = compare
@@ -182,22 +182,25 @@ class Session:
     def time_of_configuration(self, tuner, *args, config, **given):
         """Stand for Autotuner._bench: return the times of a configuration, which are infinite if it is not to be used.
 
-        With --configurations first, the first one that the target can launch is compiled, and no other one.
+        Without a number each is executed. With a number N, the first N that the target can launch are only compiled,
+        and the last of them has the least time.
         """
         none = [float("inf")] * 3
-        if getattr(tuner, "chosen_for", None) is tuner.nargs:
+        of_this_launch = getattr(tuner, "fitting_for", None) is tuner.nargs
+        fitting = tuner.fitting if of_this_launch else 0
+        if fitting == self.configurations:
             return none
-        only_first = self.configurations == "first"
-        self.compiles_only = only_first
+        self.compiles_only = self.configurations is not None
         try:
-            self.bench(tuner, *args, config=config, **given)
+            fits = self.bench(tuner, *args, config=config, **given) != none  # Triton's word for a static_assert
         except DOES_NOT_FIT:
-            return none
+            fits = False
         finally:
             self.compiles_only = False
-        if only_first:
-            tuner.chosen_for = tuner.nargs
-        return [1.0] * 3
+        if not fits:
+            return none
+        tuner.fitting_for, tuner.fitting = tuner.nargs, fitting + 1
+        return [1.0 / tuner.fitting if self.configurations else 1.0] * 3
 
     @contextlib.contextmanager
     def running(self):

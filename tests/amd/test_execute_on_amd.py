@@ -102,6 +102,44 @@ def test_a_project_runs_unchanged(configurations, launches, compiled, tmp_path, 
     assert scale["instructions"]["vector"] and not scale["faults"] and not scale["unsupported"]
 
 
+TUNED = (
+    HEAD
+    + """
+configs = [triton.Config({"STEP": step}) for step in (1, 2, 3, 65536)]
+
+@triton.autotune(configs, key=[], restore_value=["y"])
+@triton.jit
+def steps_kernel(y, STEP: tl.constexpr):
+    i = tl.arange(0, 64)
+    tl.static_assert(STEP != 1 and STEP < 65536, "does not fit")
+    tl.store(y + i, tl.load(y + i) + STEP)
+
+for turn in range(2):
+    y = torch.zeros(64, device=D)
+    steps_kernel[(1,)](y)
+    print("step", *y.unique().tolist())
+"""
+)
+
+
+@pytest.mark.parametrize(
+    ("asked", "step", "launches"), [("first", 2, 2), ("1", 2, 2), ("2", 3, 2), ("9", 3, 2), ("all", 2, 4)]
+)
+def test_a_script_gets_the_results_of_the_configuration_that_is_asked_for(asked, step, launches, tmp_path):
+    """Only the first one's could be seen, so a kernel that is wrong in another one passed."""
+    write(tmp_path, {"script.py": TUNED})
+    rows, text = run(tmp_path, "--target", "gfx942", "--configurations", asked, "--", "script.py")
+    assert text.count(f"step {step}.0") == 2 and rows["steps_kernel"]["launches"] == launches
+
+
+@pytest.mark.parametrize("asked", ["0", "each"])
+def test_configurations_that_are_none(asked, tmp_path):
+    write(tmp_path, {"script.py": TUNED})
+    command = [sys.executable, str(COMMAND), "--configurations", asked, "--", "script.py"]
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert result.returncode == 2 and "--configurations" in result.stderr
+
+
 FAULTS = (
     HEAD
     + """
