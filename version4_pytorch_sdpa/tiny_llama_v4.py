@@ -1251,9 +1251,17 @@ def save_checkpoint(trainer, step):
     scaler = trainer.scaler.state_dict()
     torch.save({"step": step, "options": vars(options), "tensors": tensors, "scaler": scaler}, buffer)
     write_file(path, buffer.getbuffer(), hashlib.sha256(buffer.getbuffer()).digest(), replace=False)
+    newest = max(list_checkpoints(options), default=path)
+    if newest != path:  # of another run, which may have removed the one of this step
+        path.unlink()
+        raise already_there(newest)
     trainer.saved.append(path)
     for old in trainer.saved[:-2]:
         old.unlink(missing_ok=True)
+
+
+def already_there(path):
+    return OSError(None, "it exists already: does another run use this folder?", str(path))
 
 
 def write_file(path, *parts, replace=True):
@@ -1272,7 +1280,7 @@ def write_file(path, *parts, replace=True):
         else:
             os.link(partial, path)
     except FileExistsError:
-        raise OSError(None, "it exists already: does another run use this folder?", str(path)) from None
+        raise already_there(path) from None
     except OSError as error:
         raise OSError(error.errno, error.strerror, str(path)) from None
     finally:

@@ -349,16 +349,17 @@ def test_files_of_the_user_are_neither_read_nor_removed(tmp_path, uninterrupted)
     assert all((folder / name).read_text() == name for name in names)
 
 
-def test_a_second_run_in_the_folder_ends_and_the_first_ones_files_stay(tmp_path, capsys, monkeypatch):
-    """The second run starts before the first has saved anything, and finds step 2 when it wants to write it."""
+@pytest.mark.parametrize(("steps", "found"), [(4, 2), (6, 6)])
+def test_a_second_run_in_the_folder_ends_and_the_first_ones_files_stay(steps, found, tmp_path, capsys, monkeypatch):
+    """The second run starts before the first has saved anything, and finds step 2, or newer ones, when it writes it."""
     folder, script = tmp_path / "checkpoints", load_version(1)
     config = script.parse_options(arguments(folder, "--num-steps", 4, "--seed", 1))
-    run(1, folder, steps=4)
+    run(1, folder, steps=steps)
     before = {path: path.read_bytes() for path in folder.iterdir()}
     monkeypatch.setattr(script, "parse_options", lambda argv: config)
     assert script.main() == 1
     error = capsys.readouterr().err
-    assert "step_000000002.pt: it exists already: does another run use this folder?" in error
+    assert f"step_{found:09d}.pt: it exists already: does another run use this folder?" in error
     assert before == {path: path.read_bytes() for path in folder.iterdir()}
 
 

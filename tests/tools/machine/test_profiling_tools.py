@@ -230,7 +230,7 @@ def test_all_profilers_run_and_missing_ones_are_named(one_process, tmp_path):
     """The tools' commands are noted, and run here: PyTorch is imported already."""
     documented = "--batch-size 8 --seq-len 128 --enable-rocm-tools --profile-dir ./complete_rocm_analysis".split()
     options = [*documented, *SMALL, "--num-steps", "1", "--warmup-steps", "1", "--profile-steps", "1"]
-    noted = f"case $1 in *run_*.py) echo \"$*\" >>'{tmp_path}/noted' && exit ;; esac"
+    noted = f"case $1 in *run_*.py) printf '%s\\n' \"$@\" '' >>'{tmp_path}/noted' && exit ;; esac"  # a word a line
     text = f"#!/bin/sh\n{noted}\nexec '{sys.executable}' \"$@\"\n"
     machine = {"TINY_LLAMA_CPU": "1", "TINY_LLAMA_PYTHON": str(executable(tmp_path / "python", text))}
     result = call(2, "run_all_profilers.sh", *options, cwd=tmp_path, **machine)
@@ -238,8 +238,8 @@ def test_all_profilers_run_and_missing_ones_are_named(one_process, tmp_path):
     outcome = result.stdout.split("=== all profilers")[1]
     assert "done     run_pytorch_profiler.py" in outcome and "done     run_deepspeed_flops.py" in outcome
     assert len(re.findall(r"^missing  get_\w+\.sh: (there is no GPU|\S+ is installed)", outcome, re.MULTILINE)) == 5
-    for command in (tmp_path / "noted").read_text().splitlines():
-        done = run_here([sys.executable, *command.split()], cwd=tmp_path)
+    for command in (tmp_path / "noted").read_text().split("\n\n")[:-1]:
+        done = run_here([sys.executable, *command.splitlines()], cwd=tmp_path)
         assert done.returncode == 0, done.stdout + done.stderr
     folder = tmp_path / "complete_rocm_analysis"
     assert read_profile(folder / "pytorch_profiles").metadata["hidden_dim"] == 64  # of the options for the script
