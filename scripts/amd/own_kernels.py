@@ -192,7 +192,8 @@ class Session:
             return none
         self.compiles_only = self.configurations is not None
         try:
-            fits = self.bench(tuner, *args, config=config, **given) != none  # Triton's word for a static_assert
+            # Triton itself returns infinite times where a static_assert fails.
+            fits = self.bench(tuner, *args, config=config, **given) != none
         except DOES_NOT_FIT:
             fits = False
         finally:

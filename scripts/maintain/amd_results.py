@@ -1,6 +1,6 @@
 """Run version 3 on every AMD target in the interpreter, in several processes, and write its pages of results.
 
-    python scripts/maintain/amd_results.py runs.jsonl --processes 15              # all: three minutes on 16 cores
+    python scripts/maintain/amd_results.py runs.jsonl --processes 15              # all: 54 minutes of one core
     python scripts/maintain/amd_results.py runs.jsonl --only gfx942 D=64 bfloat16 # those whose name has all these words
     python scripts/maintain/amd_results.py runs.jsonl --write                     # write the pages
 

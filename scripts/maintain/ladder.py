@@ -514,8 +514,8 @@ def scripts_that_ran(record):
     suite = record.suite()
     ran = [(suite["record"], row["model"][1]) for row in suite["rows"] if re.match(r"v\d", row["model"])]
     for column in rungs.all_columns(record, "ladder"):
-        of_scripts = [told for told in column.told.values() if told["version"] != "peer" and told["status"] == "ok"]
-        ran += [(column.content["record"], str(told["version"])) for told in of_scripts]
+        finished = [told for told in column.told.values() if told["status"] == "ok"]
+        ran += [(column.content["record"], str(told["version"])) for told in finished]
     for part in filter(None, (record.json(name, warm_up.FILE) for name in warm_up.PARTS)):
         started = [
             name for found in part["presets"].values() for name, starts in found.items() if warm_up.finished(starts)

@@ -1113,6 +1113,15 @@ def test_matrix_cycles_give_the_peak_of_the_data_sheet(example):
     assert peak == pytest.approx(peak_tflops(board, precision), rel=3e-3)
 
 
+def must_repeat(target, code, sources):
+    """Check that lanes 16 to 31 must hold what lanes 0 to 15 hold, in the first source's register and in the last."""
+    alike = dict.fromkeys(sources, 1)
+    run(target, code, alike)
+    for register in (sources[0], sources[-1]):
+        with pytest.raises(Fault, match="do not repeat"):
+            run(target, code, alike | {register: 1 + (np.arange(32) == 31)})
+
+
 @pytest.mark.parametrize(
     ("target", "kind"),
     [
@@ -1160,12 +1169,7 @@ def test_wmma_is_a_matmul(target, kind):
             register, lane = place(i, j)
             assert wave.v[register, lane].view(dtype) == wanted[i, j], (i, j)
     if rdna3:
-        sources = [*range(40, 40 + words), *range(50, 50 + words)]
-        alike = dict.fromkeys(sources, 1)
-        run(target, code, alike)
-        for register in (sources[0], sources[-1]):  # of A alone, and of B alone
-            with pytest.raises(Fault, match="do not repeat"):
-                run(target, code, alike | {register: 1 + (np.arange(32) == 31)})
+        must_repeat(target, code, [*range(40, 40 + words), *range(50, 50 + words)])
     with pytest.raises(Fault, match="inactive lanes"):
         run(target, code, mask=0xFFFF)
 

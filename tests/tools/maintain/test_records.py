@@ -640,7 +640,7 @@ def test_a_start_without_the_other_preset_s_is_no_table(recorded):
 
 
 def test_starts_measured_apart_say_where_and_how_often_each_was(recorded):
-    """When only small was measured again, two origins stood above the table, and neither named its preset."""
+    """Two origins stood above the table once small was measured again, and neither named its preset."""
     assert ladder.starts_table(Record(recorded)).startswith("small and medium: Measured on Toy GPU")
     shutil.rmtree(recorded / "start-small")
     starts = {name: [started(8)] * 3 for name in "hg"}
